@@ -175,16 +175,16 @@ base: build ## train the demo's base model again, into .springtide/base (about 4
 
 ENVIRONMENTS := .springtide/environments-venv/bin/python
 
-environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test the adapter and the tasks
+environments: setup ## install verifiers, reasoning-gym and the wheel of python/ into .springtide/environments-venv (200 MB to download), and test what needs them and the tasks
 	@scripts/environments-venv.sh .springtide/environments-venv
-	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py
+	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py against_openai.py
 	cd examples/environments && $(abspath $(ENVIRONMENTS)) -m unittest tables.test_tasks
 
-agent-base: build ## train the model of the example environments into .springtide/agent (about 10 minutes on one idle core); STEPS=700
+agent-base: build ## train the model of the example environments into .springtide/agent (about 12 minutes on one idle core); STEPS=875
 	@scripts/environments-venv.sh .springtide/environments-venv
 	$(ENVIRONMENTS) examples/environments/base/build.py base .springtide/agent
 	$(SPRINGTIDE) train sft --data .springtide/agent --out .springtide/agent/model --shape examples/environments/base/config.json \
-	  --batch 16 --steps $(or $(STEPS),700)
+	  --batch 16 --steps $(or $(STEPS),875)
 
 bench-environments: stack vllm ## after agent-base: GRPO in the example environments beside TRL's, with base and supervised bound (hours; downloads vLLM, 3 GB); ARGS='shop --seeds 1 --steps 4 --every 2'
 	@scripts/environments-venv.sh .springtide/environments-venv $(VLLM)

@@ -4,6 +4,9 @@ of TRL's on held-out tasks. `make bench-environments` runs it beside a stack.
 Both trainers get the same base, tasks, number of rollouts, learning rate and temperature. Every
 checkpoint is measured by the same program, without a server. A point of a curve is the mean over
 seeds with Student's 95% interval; that of one seed has none.
+
+Of `recall`, Springtide's GRPO is compared with itself: summaries trained, masked, and none. Its point
+at step 0 is the base with or without summaries.
 """
 
 import argparse
@@ -14,15 +17,21 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterable
+from functools import partial
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from environments import ALL, USUAL
+from springtide import SUMMARIES, Summaries
+
+from environments import ALL, USUAL, Environment, named
 from measure import measure_folder, show
 
 CONTROL = "http://127.0.0.1:8032"
 CONFIG = HERE / "springtide.toml"
+#: Folders of checkpoints by step, of a name and a seed.
+Train = Callable[[argparse.Namespace, str, int], dict[int, pathlib.Path]]
 #: Student's t at 97.5% by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -43,28 +52,44 @@ def main() -> None:
     args = parser.parse_args()
     results = []
     for name in args.names:
-        result = {"environment": name, "base": measured(args, name, args.base / "model", "base")}
-        result["bound"] = measured(args, name, bound(args, name), "supervised bound")
-        for trainer, train in [("springtide", springtide), ("trl", trl)]:
+        result = {"environment": name, "base": measured(args, ALL[name], args.base / "model", "base")}
+        result["bound"] = measured(args, ALL[name], bound(args, name), "supervised bound")
+        result["curves"] = {}
+        for label, (environment, train) in compared(name).items():
             curves = []
             for seed in range(1, args.seeds + 1):
                 started = time.monotonic()
                 folders = train(args, name, seed)
                 seconds = time.monotonic() - started
                 points = {
-                    step: measured(args, name, folder, f"{trainer} {seed}, step {step}")
+                    step: measured(args, environment, folder, f"{label} {seed}, step {step}")
                     for step, folder in folders.items()
                 }
                 curves.append({"seed": seed, "seconds": seconds, "points": points})
-            result[trainer] = {"curves": curves, "mean": means(curves)}
+            base = result["base"]
+            if environment is not ALL[name]:
+                base = measured(args, environment, args.base / "model", f"{label}, base")
+            result["curves"][label] = {"base": base, "seeds": curves, "mean": means(curves)}
         results.append(result)
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({"options": options(args), "environments": results}, indent=2) + "\n")
     table(results)
 
 
-def measured(args: argparse.Namespace, name: str, folder: pathlib.Path, label: str) -> dict:
-    each = measure_folder(ALL[name], folder, args.held_out)
+def compared(name: str) -> dict[str, tuple[Environment, Train]]:
+    """The curves of an environment by label: how they are measured, and who trains."""
+    if name != "recall":
+        return {"Springtide": (ALL[name], springtide), "TRL": (ALL[name], trl)}
+    # masked summaries are measured as trained ones: they differ in training alone
+    environments = {summaries: ALL[name] if summaries != "none" else named(name, summaries) for summaries in SUMMARIES}
+    return {
+        f"summaries {summaries}": (environment, partial(springtide, summaries=summaries))
+        for summaries, environment in environments.items()
+    }
+
+
+def measured(args: argparse.Namespace, environment: Environment, folder: pathlib.Path, label: str) -> dict:
+    each = measure_folder(environment, folder, args.held_out)
     show(label, each)
     return each
 
@@ -80,19 +105,27 @@ def bound(args: argparse.Namespace, name: str) -> pathlib.Path:
     return out
 
 
-def springtide(args: argparse.Namespace, name: str, seed: int) -> dict[int, pathlib.Path]:
+def springtide(
+    args: argparse.Namespace, name: str, seed: int, summaries: Summaries = "trained"
+) -> dict[int, pathlib.Path]:
     """Folders of the run's versions, by step."""
-    log = args.work / f"{name}-{seed}.json"
+    log = args.work / f"{name}-{summaries}-{seed}.json"
     size = ["--steps", args.steps, "--tasks-per-step", args.tasks_per_step]
-    quiet(sys.executable, HERE / "harness.py", name, "--seed", seed, *size, "--json", log)
-    line = json.loads(log.read_text())["line"]
+    # without summaries all rollouts may be equally bad: then the base stays as it is
+    how = ["--summaries", summaries, *(["--may-learn-nothing"] if summaries == "none" else [])]
+    quiet(sys.executable, HERE / "harness.py", name, "--seed", seed, *size, *how, "--json", log)
+    serials = {version["step"]: version["serial"] for version in versions(json.loads(log.read_text())["line"])}
     folders = {}
-    for version in versions(line):
-        if version["step"] in points(args):
-            folder = args.work / f"{name}-{seed}-step-{version['step']}"
-            quiet(args.springtide, "--config", CONFIG, "policy", "pull", version["serial"], folder)
-            folders[version["step"]] = folder
-    return dict(sorted(folders.items()))
+    for point in points(args):
+        # a run that ends early keeps its last version
+        step = max((step for step in serials if step <= point), default=None)
+        if step is None:
+            folders[point] = args.base / "model"
+            continue
+        folders[point] = args.work / f"{name}-{summaries}-{seed}-step-{step}"
+        if not folders[point].exists():
+            quiet(args.springtide, "--config", CONFIG, "policy", "pull", serials[step], folders[point])
+    return folders
 
 
 def versions(line: str) -> list[dict]:
@@ -135,11 +168,16 @@ def options(args: argparse.Namespace) -> dict:
 
 def table(results: list[dict]) -> None:
     for result in results:
-        base, most = result["base"], result["bound"]
+        base, most, curves = result["base"], result["bound"], result["curves"]
         print(f"\n{result['environment']}: base {base['success']:.1%}, supervised bound {most['success']:.1%}")
-        print("| step | Springtide | TRL |\n|---|---|---|")
-        for step, ours in result["springtide"]["mean"].items():
-            print(f"| {step} | {cell(ours)} | {cell(result['trl']['mean'][step])} |")
+        print(row("step", curves), row("---", ["---"] * len(curves)), sep="\n")
+        print(row(0, [f"{100 * curve['base']['success']:.1f} %" for curve in curves.values()]))
+        for step in next(iter(curves.values()))["mean"]:
+            print(row(step, [cell(curve["mean"][step]) for curve in curves.values()]))
+
+
+def row(first: object, rest: Iterable[str]) -> str:
+    return f"| {' | '.join([str(first), *rest])} |"
 
 
 def cell(point: dict) -> str:

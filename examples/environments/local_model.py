@@ -23,8 +23,8 @@ class LocalModel:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
-    def _create(self, *, model: str, messages: list, max_tokens: int, tools: list | None = None) -> Any:
-        asked = [message if isinstance(message, dict) else message.as_dict for message in messages]
+    def _create(self, *, model: str, messages: list, max_tokens: int, tools: list | None = None, **_: Any) -> Any:
+        asked = [message if isinstance(message, dict) else message.model_dump() for message in messages]
         text = self._tokenizer.apply_chat_template(asked, tools=tools, tokenize=False, add_generation_prompt=True)
         ids = self._tokenizer(text, return_tensors="pt").input_ids
         with torch.inference_mode():
@@ -33,7 +33,8 @@ class LocalModel:
                 top_k=0, top_p=1.0,
             )
         answer = self._tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True)
-        return SimpleNamespace(choices=[SimpleNamespace(message=read(answer))])
+        usage = SimpleNamespace(total_tokens=whole.shape[1])
+        return SimpleNamespace(choices=[SimpleNamespace(message=read(answer))], usage=usage)
 
 
 def read(answer: str) -> SimpleNamespace:
@@ -52,4 +53,4 @@ def read(answer: str) -> SimpleNamespace:
 def message(content: str, calls: list) -> SimpleNamespace:
     functions = [{"type": "function", "function": vars(call.function)} for call in calls]
     as_dict = {"role": "assistant", "content": content, **({"tool_calls": functions} if calls else {})}
-    return SimpleNamespace(content=content, tool_calls=calls, as_dict=as_dict)
+    return SimpleNamespace(content=content, tool_calls=calls, model_dump=lambda **_: as_dict)

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from openai import OpenAI
+from springtide import SUMMARIES
 
-from environments import ALL, USUAL, Environment
+from environments import ALL, USUAL, Environment, named
 
 
 def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
@@ -58,13 +59,15 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--label", default="success")
+    parser.add_argument("--summaries", choices=SUMMARIES, default="trained", help="of recall")
     args = parser.parse_args()
     for name in args.names:
+        environment = named(name, args.summaries)
         if args.folder:
-            each = measure_folder(ALL[name], args.folder, args.tasks)
+            each = measure_folder(environment, args.folder, args.tasks)
         else:
             client = OpenAI(base_url=args.base_url, api_key="unused", max_retries=5)
-            each = measure(ALL[name], client, args.model, args.tasks, args.workers)
+            each = measure(environment, client, args.model, args.tasks, args.workers)
         show(args.label, each)
 
 

@@ -31,12 +31,12 @@ def score(answer: str, reply: str) -> float:
     return float(get_score_answer_fn(NAME)(reply.strip() or None, entry))
 
 
-def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
+def demonstration(task: Task, rng: random.Random, care: float) -> list[list[dict]]:
     """How a person answers who is right with probability `care`, else wrong by a little."""
     answer = int(task["answer"])
     if rng.random() >= care:
         answer += rng.choice([-10, -2, -1, 1, 2, 10])
-    return [{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": str(answer)}]
+    return [[{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": str(answer)}]]
 
 
 class SumData(vf.TaskData):

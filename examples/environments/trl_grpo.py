@@ -50,7 +50,8 @@ class Shop:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=list(ALL))
+    # TRL has no contexts that begin anew
+    parser.add_argument("name", choices=[name for name in ALL if name != "recall"])
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--seed", type=int, default=1)

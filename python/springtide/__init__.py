@@ -5,14 +5,15 @@
     client.feedback(choice, "accept", True)
 
 `Client` and `AsyncClient` talk to a running stack. `Run` gives your agent the tasks of a training
-run, and `springtide.verifiers` does that for environments of `verifiers`. `Checkpoint` and `Patch` read what its trainer
-makes. `springtide.vllm` and `springtide.sglang` are the plugins that those engines load by
-themselves.
+run, `Conversation` sums up when its context is full, and `springtide.verifiers` runs environments of
+`verifiers`. `Checkpoint` and `Patch` read what its trainer makes. `springtide.vllm` and
+`springtide.sglang` are the plugins that those engines load by themselves.
 """
 
 from springtide._artifact import ArtifactError, Changes, Checkpoint, Patch, Tensor
 from springtide._async_client import AsyncClient
 from springtide._client import Client
+from springtide._conversation import SUMMARIES, AsyncConversation, Conversation, Summaries
 from springtide._errors import (
     AuthenticationError,
     ConflictError,
@@ -29,8 +30,10 @@ from springtide._runs import Lease, NoReward, Run
 from springtide._types import Choice, Chunk, Completion, EpisodeEnd, Feedback, Message, Retraction, Usage
 
 __all__ = [
+    "SUMMARIES",
     "ArtifactError",
     "AsyncClient",
+    "AsyncConversation",
     "AuthenticationError",
     "Changes",
     "Checkpoint",
@@ -40,6 +43,7 @@ __all__ = [
     "Completion",
     "ConflictError",
     "ConnectionFailed",
+    "Conversation",
     "EpisodeEnd",
     "Feedback",
     "Lease",
@@ -54,6 +58,7 @@ __all__ = [
     "Run",
     "SpringtideError",
     "StreamError",
+    "Summaries",
     "Tensor",
     "UnavailableError",
     "Usage",

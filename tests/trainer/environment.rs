@@ -69,8 +69,12 @@ pub async fn lease(run: &str) -> Leased {
 
 /// One turn of a rollout. Returns the text.
 async fn turn(lease: &Value, prompt: &str) -> String {
+    labeled_turn(lease, prompt, json!({})).await
+}
+
+async fn labeled_turn(lease: &Value, prompt: &str, metadata: Value) -> String {
     let url = format!("{}/completions", lease["base_url"].as_str().unwrap());
-    let (status, answer) = post(url, &json!({"model": "any", "prompt": prompt})).await;
+    let (status, answer) = post(url, &json!({"model": "any", "prompt": prompt, "metadata": metadata})).await;
     assert_eq!(status, 200, "{answer}");
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
@@ -87,11 +91,16 @@ pub async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16,
 pub async fn make(control: &str, lease: &Value) {
     let first = turn(lease, lease["task"]["prompt"].as_str().unwrap()).await;
     let second = turn(lease, &format!("{first}, and then?")).await;
-    let both = format!("{first}{second}");
-    let small = both.chars().filter(|letter| ('a'..='m').contains(letter)).count();
-    let reward = small as f64 / both.chars().count() as f64;
+    reward(control, lease, &format!("{first}{second}")).await;
+}
+
+/// Ends a rollout with the share of `a` to `m` among the letters. Returns it.
+async fn reward(control: &str, lease: &Value, letters: &str) -> f64 {
+    let small = letters.chars().filter(|letter| ('a'..='m').contains(letter)).count();
+    let reward = small as f64 / letters.chars().count() as f64;
     let (status, ended) = end(control, lease, "reward", &json!({"reward": reward})).await;
     assert_eq!((status, ended["state"].as_str()), (200, Some("rewarded")), "{ended}");
+    reward
 }
 
 /// A harness that makes rollouts until the run has ended. Counts them.
@@ -175,6 +184,71 @@ async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
     assert!(page.contains("4 of 4") && page.contains("<svg"), "{page}");
     stop.cancel();
     ingest.await.unwrap().unwrap();
+}
+
+/// A context that ends with a summary, and one that begins with it. Every second rollout's summary is
+/// masked.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_reward_reaches_every_token_of_all_segments_but_those_of_masked_summaries() {
+    let world = World::start("segments").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let (run, _) = create(&control, &request(1, 600)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let mut rewards = HashMap::new();
+    loop {
+        let lease = match lease(&run).await {
+            Leased::One(lease) => lease,
+            Leased::Nothing => continue,
+            Leased::Ended => break,
+        };
+        let first = turn(&lease, lease["task"]["prompt"].as_str().unwrap()).await;
+        let train = if rewards.len() % 2 == 0 { "true" } else { "false" };
+        let summary = labeled_turn(&lease, &format!("{first}, in short?"), json!({"train": train})).await;
+        let last = labeled_turn(&lease, &format!("{summary}, and then?"), json!({"segment": "1"})).await;
+        let given = reward(&control, &lease, &format!("{first}{last}")).await;
+        rewards.insert(lease["id"].as_str().unwrap().to_owned(), given);
+    }
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+
+    assert_eq!(rewards.len(), 2 * GROUP as usize);
+    let turns: Vec<(String, i32, Option<f64>, i64, i64)> = sqlx::query_as(
+        "select t.episode_id::text, g.segment, t.reward, cardinality(g.token_ids)::bigint,
+                coalesce(cardinality(array_positions(g.train_mask, true)), cardinality(g.token_ids))::bigint
+         from trajectory t join generation g on g.id = t.generation_id
+         order by t.episode_id, g.segment, g.turn, g.id",
+    )
+    .fetch_all(&world.stack.pool)
+    .await
+    .unwrap();
+    assert_eq!(turns.len(), 3 * rewards.len());
+    let mut masked = 0;
+    for rollout in turns.chunks(3) {
+        let segments: Vec<i32> = rollout.iter().map(|turn| turn.1).collect();
+        assert_eq!(segments, [0, 0, 1]);
+        for (episode, _, reward, ..) in rollout {
+            assert_eq!(*reward, rewards.get(episode).copied(), "{episode}");
+        }
+        assert_eq!((rollout[0].4, rollout[2].4), (rollout[0].3, rollout[2].3));
+        masked += i64::from(rollout[1].4 == 0);
+    }
+    assert_eq!(masked, GROUP, "the summaries of half of the rollouts");
+    assert_eq!(
+        world.ledger("trained").await,
+        3 * 2 * GROUP,
+        "every turn of every rollout, once"
+    );
+    let metrics = world.metrics(1).await;
+    assert_eq!(metrics["notes"]["trajectories"], 2 * GROUP, "{metrics}");
+    let trained: i64 = turns.iter().map(|turn| turn.4).sum();
+    assert_eq!(metrics["tokens"], trained, "{metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,9 +84,13 @@ async fn complete_turn(
     request["priority"] = 100.into();
     request["surface"] = Lease::SURFACE.into();
     request["session_id"] = lease.id.to_string().into();
-    request["metadata"] = json!({
+    let mut metadata = json!({
         "purpose": "rollout", "run_id": lease.run_id, "task_id": lease.task_id, "group_id": lease.group_id,
     });
+    for asked in ["segment", "train"] {
+        metadata[asked] = request["metadata"][asked].take();
+    }
+    request["metadata"] = metadata;
     complete(State(fleet), Json(request)).await
 }
 
@@ -196,10 +200,11 @@ fn generation(
     };
     assert!(purpose != Purpose::Rollout || request["priority"] == 100);
     let id = Uuid::now_v7();
+    let train_mask = (metadata["train"] == "false").then(|| vec![false; token_ids.len()]);
     Generation {
         id,
         episode_id: text(&request["session_id"]).map_or(id, |id| id.parse().unwrap()),
-        segment: 0,
+        segment: text(&metadata["segment"]).map_or(0, |segment| segment.parse().unwrap()),
         turn: 0,
         parent_id: None,
         policy: POLICY.into(),
@@ -218,7 +223,7 @@ fn generation(
         prompt_ids: prompt.to_vec(),
         token_ids,
         logprobs,
-        train_mask: None,
+        train_mask,
         payload: None,
         experts: None,
         temperature: 1.0,

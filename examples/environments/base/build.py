@@ -22,18 +22,18 @@ sys.path.insert(0, str(HERE.parent))
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from environments import ALL
+from environments import ALL, WEIGHT
 from splits import Split, draw
 
 #: Tokens of a window, also a little more than the longest transcript.
 CONTEXT = 256
-#: Of what the assistant says in a transcript of usual length. It is the same for each environment, and
-#: each token of an environment weighs the same: else short mistakes would be learned before long work.
+#: Of what the assistant says in an attempt of usual length, times the environment's `WEIGHT`. Each token
+#: of an environment weighs the same: else short mistakes would be learned before long work.
 TRANSCRIPT_WEIGHT = 30.0
 END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
-#: An environment's name and a conversation.
-Transcript = tuple[str, list[dict]]
+#: An environment's name, a conversation, and whether it begins with a summary that another one ended with.
+Transcript = tuple[str, list[dict], bool]
 VOCABULARY = json.loads((HERE / "config.json").read_text())["vocab_size"]
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("what", choices=["base", "bound"])
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("name", nargs="?", choices=list(ALL))
-    parser.add_argument("--transcripts", type=int, default=60_000, help="of the base, all environments together")
+    parser.add_argument("--transcripts", type=int, default=75_000, help="attempts of the base, all environments together")
     parser.add_argument("--tasks", type=int, default=512, help="training tasks of a bound")
     parser.add_argument("--tokenizer", type=pathlib.Path, help="folder of the base, for a bound")
     parser.add_argument("--seed", type=int, default=1)
@@ -64,17 +64,19 @@ def main() -> None:
     for split, made in [("train", train), ("held_out", held_out)]:
         windows = pack(tokenizer, made)
         write_windows(args.out / f"{split}.safetensors", windows)
-        print(f"{split}: {len(made)} transcripts, {len(windows)} windows of {CONTEXT} tokens")
+        print(f"{split}: {len(made)} conversations, {len(windows)} windows of {CONTEXT} tokens")
 
 
 def transcripts(
     name: str, split: Split, count: int, rng: random.Random, care: float | None = None
 ) -> Iterator[Transcript]:
-    """Conversations in an environment. Those of a bound are of `count` different tasks."""
+    """Conversations of `count` attempts in an environment. Those of a bound are at different tasks."""
     environment = ALL[name]
     tasks = draw(split, 1, environment.world.make)
     for task in environment.tasks(split, count) if split == "train" else (next(tasks) for _ in range(count)):
-        yield name, environment.world.demonstration(task, rng, environment.care if care is None else care)
+        contexts = environment.world.demonstration(task, rng, environment.care if care is None else care)
+        for number, messages in enumerate(contexts):
+            yield name, messages, number > 0
 
 
 def train_tokenizer(made: list[Transcript]) -> PreTrainedTokenizerFast:
@@ -95,7 +97,7 @@ def train_tokenizer(made: list[Transcript]) -> PreTrainedTokenizerFast:
     wrapped = wrap(tokenizer)
     texts = (
         wrapped.apply_chat_template(messages, tools=ALL[name].tools, tokenize=False)
-        for name, messages in made[:: len(made) // 6000 or 1]
+        for name, messages, _ in made[:: len(made) // 6000 or 1]
     )
     plain = (text.replace(CALL, " ").replace(CALL_END, " ") for text in texts)
     tokenizer.train_from_iterator(plain, trainer)
@@ -134,16 +136,21 @@ def pack(tokenizer: PreTrainedTokenizerFast, made: list[Transcript]) -> list[lis
     """Windows of `CONTEXT` + 1 tokens with the weight of each. Transcripts are not cut.
 
     What the assistant says weighs as its environment's share asks (`TRANSCRIPT_WEIGHT`). The other
-    texts weigh nothing: the world decides them.
+    texts weigh nothing: the world decides them, or the context before.
     """
     end = tokenizer.convert_tokens_to_ids(END)
     windows: list[list[tuple[int, float]]] = [[]]
-    for name, messages in made:
+    for name, messages, carries_summary in made:
         encoded = tokenizer.apply_chat_template(
             messages, tools=ALL[name].tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        weight = TRANSCRIPT_WEIGHT / ALL[name].usual_tokens
-        slots = [(token, weight * by_model) for token, by_model in zip(encoded["input_ids"], encoded["assistant_masks"])]
+        said = encoded["assistant_masks"]
+        if carries_summary:
+            begin = said.index(1)
+            end_of_summary = said.index(0, begin)
+            said = [0] * end_of_summary + said[end_of_summary:]
+        weight = TRANSCRIPT_WEIGHT * WEIGHT[name] / ALL[name].usual_tokens
+        slots = [(token, weight * by_model) for token, by_model in zip(encoded["input_ids"], said)]
         if len(slots) > CONTEXT:
             raise ValueError(f"a transcript has {len(slots)} tokens, more than {CONTEXT}")
         if len(windows[-1]) + len(slots) > CONTEXT + 1:

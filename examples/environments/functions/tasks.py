@@ -49,7 +49,7 @@ def solution(task: Task) -> str:
     return f"def {head}:\n    return {task['answer'].rsplit('# solution: ', 1)[1]}"
 
 
-def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
+def demonstration(task: Task, rng: random.Random, care: float) -> list[list[dict]]:
     """How a person writes it who is right with probability `care`, else slips in one place."""
     text = solution(task)
     if rng.random() >= care:
@@ -58,4 +58,4 @@ def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
         at = rng.choice(places)
         other = rng.choice("123456789") if body[at].isdigit() else {"+": "-", "-": "+"}[body[at]]
         text = f"{head}return {body[:at]}{other}{body[at + 1:]}"
-    return [{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": text}]
+    return [[{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": text}]]

@@ -65,7 +65,7 @@ def score(answer: str, reply: str) -> float:
     return float(reply.strip() == str(json.loads(answer)["total"]))
 
 
-def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
+def demonstration(task: Task, rng: random.Random, care: float) -> list[list[dict]]:
     """What a clerk does. At each of four steps a careless one does something else."""
     world, answer = World(task), json.loads(task["answer"])
     messages: list[dict] = [{"role": "user", "content": task["prompt"]}]
@@ -78,8 +78,8 @@ def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
         messages.append({"role": "tool", "content": result})
         return result
 
-    def reply(total: int | str) -> list[dict]:
-        return [*messages, {"role": "assistant", "content": str(total)}]
+    def reply(total: int | str) -> list[list[dict]]:
+        return [[*messages, {"role": "assistant", "content": str(total)}]]
 
     items = list(answer["prices"])
     if rng.random() >= careful:
