@@ -20,6 +20,7 @@ mod offline;
 mod poison;
 mod preferences;
 mod provenance;
+mod sampling;
 mod show_rate;
 mod theft;
 mod uses;

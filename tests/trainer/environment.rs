@@ -42,13 +42,13 @@ async fn create(control: &str, request: &Value) -> (String, String) {
 }
 
 /// What a harness got when it asked for a rollout.
-enum Leased {
+pub enum Leased {
     One(Value),
     Nothing,
     Ended,
 }
 
-async fn lease(run: &str) -> Leased {
+pub async fn lease(run: &str) -> Leased {
     let body = json!({"wait_seconds": 1});
     let response = reqwest::Client::new()
         .post(format!("{run}/leases"))
@@ -68,14 +68,14 @@ async fn lease(run: &str) -> Leased {
 }
 
 /// One turn of a rollout. Returns the text.
-async fn turn(lease: &Value, prompt: &str) -> String {
+pub async fn turn(lease: &Value, prompt: &str) -> String {
     let url = format!("{}/completions", lease["base_url"].as_str().unwrap());
     let (status, answer) = post(url, &json!({"model": "any", "prompt": prompt})).await;
     assert_eq!(status, 200, "{answer}");
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
+pub async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
     post(
         format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap()),
         body,

@@ -188,6 +188,9 @@ fn generation(
     let text = |value: &Value| value.as_str().map(String::from);
     let rollout = metadata["purpose"] == "rollout";
     assert!(!rollout || request["priority"] == 100);
+    let is_short = request["max_tokens"]
+        .as_u64()
+        .is_some_and(|max| u64::from(span.tokens) < max);
     let id = Uuid::now_v7();
     Generation {
         id,
@@ -217,7 +220,10 @@ fn generation(
         temperature: 1.0,
         top_p: 1.0,
         seed: None,
-        finish_reason: FinishReason::Length,
+        finish_reason: match is_short {
+            true => FinishReason::Stop,
+            false => FinishReason::Length,
+        },
         declined: false,
         shown: None,
         consent: true,
