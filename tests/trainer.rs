@@ -21,6 +21,7 @@ mod poison;
 mod preferences;
 mod provenance;
 mod realism;
+mod sampling;
 mod show_rate;
 mod theft;
 mod uses;

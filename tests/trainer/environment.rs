@@ -68,7 +68,7 @@ pub async fn lease(run: &str) -> Leased {
 }
 
 /// One turn of a rollout. Returns the text.
-async fn turn(lease: &Value, prompt: &str) -> String {
+pub async fn turn(lease: &Value, prompt: &str) -> String {
     labeled_turn(lease, prompt, json!({})).await
 }
 

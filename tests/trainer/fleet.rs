@@ -199,6 +199,9 @@ fn generation(
         _ => Purpose::Evaluation,
     };
     assert!(purpose != Purpose::Rollout || request["priority"] == 100);
+    let is_short = request["max_tokens"]
+        .as_u64()
+        .is_some_and(|max| u64::from(span.tokens) < max);
     let id = Uuid::now_v7();
     let train_mask = (metadata["train"] == "false").then(|| vec![false; token_ids.len()]);
     Generation {
@@ -229,7 +232,10 @@ fn generation(
         temperature: 1.0,
         top_p: 1.0,
         seed: None,
-        finish_reason: FinishReason::Length,
+        finish_reason: match is_short {
+            true => FinishReason::Stop,
+            false => FinishReason::Length,
+        },
         declined: false,
         shown: None,
         consent: true,

@@ -1,8 +1,10 @@
 //! The states of rollouts, in the table `rollout`: who has leased one, and how it ended. A harness
 //! outside changes them through the API; the trainer's own harness does so directly.
 
+use crate::runs::grader::Grade;
 use serde::Serialize;
 use sqlx::PgPool;
+use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -97,18 +99,20 @@ pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Optio
 }
 
 /// Ends a rollout with its reward.
-pub(crate) async fn reward(pool: &PgPool, id: Uuid, reward: f64) -> Result<Option<Rollout>, sqlx::Error> {
+pub(crate) async fn reward(pool: &PgPool, id: Uuid, grade: &Grade) -> Result<Option<Rollout>, sqlx::Error> {
+    let parts = (!grade.parts.is_empty()).then_some(Json(&grade.parts));
     sqlx::query_as!(
         Rollout,
         r#"
         update rollout o
-        set state = 'rewarded', reward = $2, finished_at = now()
+        set state = 'rewarded', reward = $2, reward_parts = $3, finished_at = now()
         from run r
         where o.id = $1 and o.state = 'leased' and r.id = o.run_id and r.finished_at is null
         returning o.id, o.run_id, o.state, o.code, o.reward, o.expires_at
         "#,
         id,
-        reward
+        grade.reward,
+        parts as _
     )
     .fetch_optional(pool)
     .await

@@ -147,10 +147,6 @@ impl Shared {
         };
         if let Some(schedule) = &new.schedule {
             schedule.check().map_err(Problem::bad_request)?;
-            if schedule.repeats.is_some() && !new.tasks.is_empty() {
-                let why = "schedule.repeats: a run with tasks of its own does not come again; runs over datasets do";
-                return Err(Problem::bad_request(why));
-            }
             schedule.put_into(&mut new.config).map_err(Problem::internal)?;
         }
         let mut data = serde_json::json!({});

@@ -1,11 +1,12 @@
 //! What a GRPO run is asked for: who makes its rollouts, how they are compared, how its steps are made.
 
-use crate::learn::advantage::GroupAdvantage;
+use crate::learn::advantage::{self, GroupAdvantage};
 use crate::learn::loss::{Aggregation, Loss};
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::settings::StepSettings;
 use crate::runs::grader::Grader;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Who makes the rollouts of a run, and rewards them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -59,6 +60,36 @@ impl Environment {
     }
 }
 
+/// What becomes of rollouts whose last answer is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Overlong {
+    /// They are trained on as all others.
+    #[default]
+    Keep,
+    /// A rollout whose last answer was cut off (finish reason `length`) is left out: none of its tokens
+    /// is trained on, and its reward is in no mean and no deviation. DAPO's overlong filtering (arXiv
+    /// 2503.14476, §3.4) leaves such rewards in the means.
+    Mask,
+    /// A last answer of more than `from` tokens loses reward, linearly up to 1 at `max_tokens`:
+    /// [`advantage::overlong_penalty`]. It counts in the comparison alone: the reward in the log and
+    /// `reward_mean` are without it.
+    Penalty {
+        /// Tokens, below `max_tokens`.
+        from: u32,
+    },
+}
+
+impl Overlong {
+    /// Added to the reward of a rollout whose last answer has so many tokens.
+    pub fn penalty(self, tokens: u32, max_tokens: u32) -> f64 {
+        match self {
+            Overlong::Keep | Overlong::Mask => 0.0,
+            Overlong::Penalty { from } => advantage::overlong_penalty(tokens, from, max_tokens),
+        }
+    }
+}
+
 /// The configuration of a GRPO run, kept in its row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -67,7 +98,7 @@ pub struct Config {
     pub environment: Environment,
     /// Of completions; default `exact_match`. Other environments reward their rollouts.
     pub grader: Grader,
-    /// Default `dr_grpo`.
+    /// Default `dr_grpo`. `gdpo` needs a `multi` grader whose `calculate_output` is a weighted sum.
     pub advantage: GroupAdvantage,
     /// Default `reinforce_is` with its weight truncated at 2.
     pub loss: Loss,
@@ -77,6 +108,15 @@ pub struct Config {
     pub group_size: u32,
     /// Tasks per step, default 4.
     pub tasks_per_step: u32,
+    /// A task whose rollouts teach nothing, mostly because their rewards are equal, is replaced by
+    /// another one before the step: it is made of `tasks_per_step` groups with a gradient. Dynamic
+    /// sampling of DAPO (arXiv 2503.14476, §3.2). Default false.
+    pub dynamic_sampling: bool,
+    /// With `dynamic_sampling`: a step draws at most so many times `tasks_per_step` tasks, 1 to 100,
+    /// default 10. Then it is made of the groups that it has.
+    pub draws_per_step_max: u32,
+    /// What becomes of rollouts whose last answer is too long; default `keep`.
+    pub overlong: Overlong,
     /// How many steps the head may be away from the oldest version that sampled a token that is
     /// trained on, 0 to 64, default 4. Rollouts of so many further steps are made while a step is
     /// computed.
@@ -85,7 +125,7 @@ pub struct Config {
     pub steps: i64,
     /// Default 5e-5.
     pub learning_rate: f64,
-    /// Longest rollout in tokens, default 32.
+    /// Longest answer in tokens, default 32. A harness outside chooses its own.
     pub max_tokens: u32,
     /// Default 1.
     pub temperature: f32,
@@ -111,6 +151,9 @@ impl Default for Config {
             aggregation: Aggregation::default(),
             group_size: 8,
             tasks_per_step: 4,
+            dynamic_sampling: false,
+            draws_per_step_max: 10,
+            overlong: Overlong::Keep,
             staleness_max: 4,
             steps: 10,
             learning_rate: 5e-5,
@@ -139,6 +182,10 @@ impl Config {
                 (1..=256).contains(&self.tasks_per_step),
                 "tasks_per_step must be in 1..=256",
             ),
+            (
+                (1..=100).contains(&self.draws_per_step_max),
+                "draws_per_step_max must be in 1..=100",
+            ),
             (self.staleness_max <= 64, "staleness_max must be in 0..=64"),
             (
                 self.environment == Environment::Completion || self.grader == Grader::default(),
@@ -161,8 +208,39 @@ impl Config {
         self.environment.check()?;
         self.grader.check()?;
         self.loss.check()?;
+        self.check_overlong()?;
+        self.weights()?;
         let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
         lora.map_err(|why| format!("lora: {why}"))
+    }
+
+    fn check_overlong(&self) -> Result<(), String> {
+        let Overlong::Penalty { from } = self.overlong else {
+            return Ok(());
+        };
+        if matches!(self.environment, Environment::Pull { .. }) {
+            return Err(
+                "overlong: a harness outside chooses how long answers may be, so max_tokens is no measure of \
+                        them: let it give less reward, or use `mask`"
+                    .into(),
+            );
+        }
+        match from < self.max_tokens {
+            true => Ok(()),
+            false => Err(format!(
+                "overlong.penalty.from is {from}; it must be below max_tokens, {}",
+                self.max_tokens
+            )),
+        }
+    }
+
+    /// The graders whose rewards are compared one by one, with their weights. Empty: the whole reward is
+    /// compared. Refuses a grader that has no weights if the advantage needs them.
+    pub fn weights(&self) -> Result<BTreeMap<String, f64>, String> {
+        match self.advantage {
+            GroupAdvantage::Gdpo => self.grader.weights().map_err(|why| format!("advantage: gdpo {why}")),
+            GroupAdvantage::DrGrpo | GroupAdvantage::Grpo | GroupAdvantage::Rloo => Ok(BTreeMap::new()),
+        }
     }
 
     /// The settings of its steps.
@@ -215,5 +293,65 @@ mod tests {
         assert_eq!(config.check(), Ok(()));
         config.lora.as_mut().unwrap().lora_alpha = 0.0;
         assert!(config.check().unwrap_err().starts_with("lora"));
+    }
+
+    #[test]
+    fn overlong_rollouts_are_kept_masked_or_penalized() {
+        let overlong = |value: &str| read(&format!(r#"{{"max_tokens": 8, "overlong": {value}}}"#));
+        assert_eq!(read("{}").unwrap().overlong, Overlong::Keep);
+        assert_eq!(overlong(r#""mask""#).unwrap().overlong, Overlong::Mask);
+        let config = overlong(r#"{"penalty": {"from": 4}}"#).unwrap();
+        assert_eq!(config.check(), Ok(()));
+        let penalties = [4, 5, 8].map(|tokens| config.overlong.penalty(tokens, config.max_tokens));
+        assert_eq!(penalties, [0.0, -0.25, -1.0]);
+        let late = overlong(r#"{"penalty": {"from": 8}}"#).unwrap();
+        assert!(late.check().unwrap_err().contains("below max_tokens, 8"));
+        let pulled = Config {
+            environment: Environment::Pull { lease_seconds: 60 },
+            ..config
+        };
+        assert!(pulled.check().unwrap_err().starts_with("overlong"));
+        assert!(overlong(r#"{"penalty": {"from": 4, "to": 5}}"#).is_err());
+        assert!(overlong(r#""drop""#).is_err());
+    }
+
+    #[test]
+    fn gdpo_needs_graders_that_are_summed_with_weights() {
+        let gdpo = |grader: &str| read(&format!(r#"{{"advantage": "gdpo", "grader": {grader}}}"#)).unwrap();
+        let multi = |formula: &str| {
+            let check = r#"{"type": "string_check", "operation": "eq", "input": "a", "reference": "b"}"#;
+            gdpo(&format!(
+                r#"{{"type": "multi", "graders": {{"right": {check}, "short": {check}}}, "calculate_output": "{formula}"}}"#
+            ))
+        };
+        let config = multi("0.75 * right + short / 4.0 - 1.0");
+        assert_eq!(config.check(), Ok(()));
+        let weights = [("right".into(), 0.75), ("short".into(), 0.25)];
+        assert_eq!(config.weights(), Ok(BTreeMap::from(weights)));
+        for product in ["right * short", "right > 0.5 ? short : 0.0 * short"] {
+            let refused = multi(product).check().unwrap_err();
+            assert!(
+                refused.starts_with("advantage: gdpo") && refused.contains("weighted sum"),
+                "{refused}"
+            );
+        }
+        assert!(gdpo(r#""contains""#).check().unwrap_err().contains("multi"));
+        let summed = Config {
+            advantage: GroupAdvantage::Grpo,
+            ..multi("right * short")
+        };
+        assert_eq!((summed.check(), summed.weights()), (Ok(()), Ok(BTreeMap::new())));
+    }
+
+    #[test]
+    fn the_tasks_that_a_step_draws_have_a_bound() {
+        assert!(!read("{}").unwrap().dynamic_sampling);
+        let config = read(r#"{"dynamic_sampling": true}"#).unwrap();
+        assert_eq!((config.draws_per_step_max, config.check()), (10, Ok(())));
+        let unbounded = Config {
+            draws_per_step_max: 0,
+            ..config
+        };
+        assert!(unbounded.check().unwrap_err().starts_with("draws_per_step_max"));
     }
 }

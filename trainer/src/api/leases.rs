@@ -234,7 +234,7 @@ pub(super) async fn reward(
     if before.reward == Some(reward) {
         return Ok(Json(before));
     }
-    let rewarded = leases::reward(&shared.pool, id, reward).await;
+    let rewarded = leases::reward(&shared.pool, id, &reward.into()).await;
     shared.changed(id, rewarded, "reward").await
 }
 

@@ -150,25 +150,71 @@ pub enum GroupAdvantage {
     Grpo,
     /// A = R − mean of the other rollouts = (R − mean) · G / (G − 1). RLOO (Ahmadian et al. 2024).
     Rloo,
+    /// A = Σ_k w_k (R_k − mean_k) / (std_k + 1e-6) over the rewards of several graders, each compared
+    /// with its own group, and then (A − mean) / (std + 1e-6) over all rollouts of the step. GDPO (Liu et
+    /// al. 2026, arXiv 2601.05242).
+    Gdpo,
 }
 
+/// Added to a standard deviation before a division by it.
+const EPSILON: f64 = 1e-6;
+
 impl GroupAdvantage {
-    /// The advantages of one group, in the order of its rewards. All are 0 if it has one rollout.
+    /// The advantages of one group, in the order of its rewards. All are 0 if its rewards are equal.
     pub fn of(self, rewards: &[f64]) -> Vec<f64> {
-        const EPSILON: f64 = 1e-6;
+        if has_no_variance(rewards) {
+            return vec![0.0; rewards.len()]; // their mean may be rounded to another number
+        }
         let mean = mean(rewards);
         let scale = match self {
             GroupAdvantage::DrGrpo => 1.0,
-            GroupAdvantage::Grpo => 1.0 / (std(rewards) + EPSILON),
-            GroupAdvantage::Rloo if rewards.len() < 2 => 0.0,
+            GroupAdvantage::Grpo | GroupAdvantage::Gdpo => 1.0 / (std(rewards) + EPSILON),
             GroupAdvantage::Rloo => rewards.len() as f64 / (rewards.len() - 1) as f64,
         };
         rewards.iter().map(|reward| (reward - mean) * scale).collect()
     }
+
+    /// The advantages of one group whose rollouts have several rewards each: the weighted sum of the
+    /// advantages of each reward. `rewards`: by rollout, as many as there are `weights`.
+    pub fn of_several(self, rewards: &[Vec<f64>], weights: &[f64]) -> Vec<f64> {
+        let mut sums = vec![0.0; rewards.len()];
+        for (k, weight) in weights.iter().enumerate() {
+            let column: Vec<f64> = rewards
+                .iter()
+                .filter_map(|of_rollout| of_rollout.get(k).copied())
+                .collect();
+            for (sum, advantage) in sums.iter_mut().zip(self.of(&column)) {
+                *sum += weight * advantage;
+            }
+        }
+        sums
+    }
+
+    /// The advantages that a step uses: those of the rollouts of all of its groups, together.
+    pub fn of_step(self, mut advantages: Vec<f64>) -> Vec<f64> {
+        if self == GroupAdvantage::Gdpo {
+            let (mean, scale) = (mean(&advantages), 1.0 / (std(&advantages) + EPSILON));
+            for advantage in &mut advantages {
+                *advantage = (*advantage - mean) * scale;
+            }
+        }
+        advantages
+    }
+}
+
+/// What an answer that is nearly as long as it may be loses: 0 up to `from` tokens, then linear, −1 at
+/// `max` tokens and beyond. Soft overlong punishment, equation 13 of DAPO (Yu et al. 2025, arXiv
+/// 2503.14476) with L_max = `max` and L_cache = `max` − `from`. `from` is below `max`.
+pub fn overlong_penalty(tokens: u32, from: u32, max: u32) -> f64 {
+    if tokens <= from {
+        return 0.0;
+    }
+    let (beyond, cache) = (f64::from(tokens - from), f64::from(max.saturating_sub(from).max(1)));
+    -(beyond / cache).min(1.0)
 }
 
 /// All rewards of the group are equal, so every advantage is 0.
-pub fn has_no_variance(rewards: &[f64]) -> bool {
+fn has_no_variance(rewards: &[f64]) -> bool {
     rewards.windows(2).all(|pair| pair[0] == pair[1])
 }
 
@@ -296,7 +342,44 @@ mod tests {
         for advantage in [GroupAdvantage::DrGrpo, GroupAdvantage::Grpo, GroupAdvantage::Rloo] {
             close(&advantage.of(&[0.5]), &[0.0]);
             close(&advantage.of(&[1.0, 1.0]), &[0.0, 0.0]);
+            assert_eq!(advantage.of(&[0.1; 3]), [0.0; 3], "whatever their mean is rounded to");
         }
+    }
+
+    #[test]
+    fn gdpo_normalizes_each_reward_in_its_group_and_the_sum_over_the_step() {
+        // Rewards (1, 0), (0, 1), (0, 0) have the sums 1, 1, 0, so GRPO takes the first two as equal.
+        // mean 1/3, variance ((2/3)² + 2 (1/3)²) / 2 = 1/3: (2, −1, −1) / √3
+        let rewards = [vec![1.0, 0.0], vec![0.0, 1.0], vec![0.0, 0.0]];
+        let unit = 1.0 / (3.0 * (3.0_f64.sqrt().recip() + 1e-6));
+        let sums = GroupAdvantage::Gdpo.of_several(&rewards, &[3.0, 1.0]);
+        // 3 · (2, −1, −1) + (−1, 2, −1) = (5, −1, −4)
+        close(&sums, &[5.0 * unit, -unit, -4.0 * unit]);
+        // a reward that does not differ adds nothing, however often it is weighted
+        let constant = [vec![0.1, 0.0], vec![0.1, 1.0], vec![0.1, 0.0]];
+        close(
+            &GroupAdvantage::Gdpo.of_several(&constant, &[100.0, 1.0]),
+            &[-unit, 2.0 * unit, -unit],
+        );
+        // mean 0, variance (25 + 1 + 16 + 4 · 1) · u² / 6 over the step of this group and another one
+        let step = [&sums[..], &[unit, -unit, unit, -unit]].concat();
+        let scale = 1.0 / ((46.0_f64 / 6.0).sqrt() * unit + 1e-6);
+        let expected: Vec<f64> = step.iter().map(|advantage| advantage * scale).collect();
+        close(&GroupAdvantage::Gdpo.of_step(step.clone()), &expected);
+        close(&GroupAdvantage::Grpo.of_step(step.clone()), &step);
+    }
+
+    #[test]
+    fn a_weighted_sum_of_rewards_is_one_reward_to_the_others() {
+        let rewards = [vec![1.0, 0.0], vec![0.0, 1.0], vec![0.0, 0.0]];
+        let summed = GroupAdvantage::DrGrpo.of(&[3.0, 1.0, 0.0]);
+        close(&GroupAdvantage::DrGrpo.of_several(&rewards, &[3.0, 1.0]), &summed);
+    }
+
+    #[test]
+    fn the_penalty_of_long_answers_is_linear_between_its_bounds() {
+        let penalties = [0, 75, 76, 80, 90, 100, 101].map(|tokens| overlong_penalty(tokens, 75, 100));
+        close(&penalties, &[0.0, 0.0, -0.04, -0.2, -0.6, -1.0, -1.0]);
     }
 
     #[test]

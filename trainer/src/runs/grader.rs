@@ -14,6 +14,8 @@ mod python;
 mod score;
 mod template;
 
+use crate::runs::random::Random;
+use anyhow::ensure;
 use ingest::reward::Formula;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -34,6 +36,15 @@ pub struct Sample<'a> {
     pub prompt: &'a str,
     pub answer: &'a str,
     pub text: &'a str,
+}
+
+/// What a grader gives.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Grade {
+    /// A finite number.
+    pub reward: f64,
+    /// The rewards of the graders that a `multi` grader computes it from, by their names.
+    pub parts: BTreeMap<String, f64>,
 }
 
 /// Which grader a run uses.
@@ -143,6 +154,21 @@ impl Grader {
         }
     }
 
+    /// The weights of a `multi` grader's graders. Fails, in words that go on from what needs them, if its
+    /// reward is not a weighted sum of theirs, a constant aside.
+    pub fn weights(&self) -> Result<BTreeMap<String, f64>, String> {
+        let Grader::OpenAi(OpenAi::Multi {
+            graders,
+            calculate_output,
+            ..
+        }) = self
+        else {
+            return Err("compares the rewards of several graders: it needs a grader of type multi".into());
+        };
+        weights(calculate_output, graders)
+            .map_err(|why| format!("needs a calculate_output that is a weighted sum of all graders: {why:#}"))
+    }
+
     /// The judges that it asks.
     pub fn judges(&self) -> Vec<&str> {
         match self {
@@ -197,6 +223,43 @@ impl OpenAi {
 fn formula(text: &str, graders: &BTreeMap<String, OpenAi>) -> anyhow::Result<Formula> {
     let names: Vec<&str> = graders.keys().map(String::as_str).collect();
     Formula::new(text, &names)
+}
+
+/// The weights of a sum, found by its values at 0 and at 1 of each name, and checked at other points.
+fn weights(text: &str, graders: &BTreeMap<String, OpenAi>) -> anyhow::Result<BTreeMap<String, f64>> {
+    const POINTS: usize = 16;
+    const TOLERANCE: f64 = 1e-9;
+    let formula = formula(text, graders)?;
+    let names: Vec<&str> = graders.keys().map(String::as_str).collect();
+    let value = |point: &[f64]| {
+        let named: Vec<(&str, f64)> = names.iter().copied().zip(point.iter().copied()).collect();
+        formula.value(&named)
+    };
+    let mut point = vec![0.0; names.len()];
+    let constant = value(&point)?;
+    let mut weights = Vec::new();
+    for k in 0..names.len() {
+        point[k] = 1.0;
+        weights.push(value(&point)? - constant);
+        point[k] = 0.0;
+    }
+    let mut random = Random(0);
+    for _ in 0..POINTS {
+        // from -4 to 4
+        point.fill_with(|| random.draw() as f64 / u64::MAX as f64 * 8.0 - 4.0);
+        let terms: Vec<f64> = weights
+            .iter()
+            .zip(&point)
+            .map(|(weight, number)| weight * number)
+            .collect();
+        let (sum, size) = (
+            terms.iter().sum::<f64>(),
+            terms.iter().map(|term| term.abs()).sum::<f64>(),
+        );
+        let error = (value(&point)? - constant - sum).abs();
+        ensure!(error <= TOLERANCE * (1.0 + constant.abs() + size), "{text:?} is none");
+    }
+    Ok(names.into_iter().map(str::to_owned).zip(weights).collect())
 }
 
 #[cfg(test)]

@@ -108,15 +108,15 @@ async fn train(
             continue; // the top of the loop handles the request to stop
         }
         let started = Instant::now();
-        let draw = tokio::select! {
-            draw = draws.next(executor) => draw?,
+        let (draw, groups) = tokio::select! {
+            gathered = groups::gather(executor, &mut draws, config) => gathered?,
             stop = stop_requested(executor, schedule, shutdown) => {
                 stop?;
                 continue;
             }
         };
         let number = draw.number;
-        let groups = groups::score(executor, config.advantage, config.staleness_max, draw.samples).await?;
+        let dropped = executor.drop_generations(&groups.dropped).await?;
         if groups.samples.is_empty() {
             draws.spend(&executor.claim, number).await?;
             empty.add(0, trainer.options.offline.empty_draws_max)?;
@@ -131,13 +131,16 @@ async fn train(
             random: number.unsigned_abs(),
             notes: json!({
                 "draw": number,
-                "rollouts": draw.rewarded,
+                "rollouts": draw.graded.len(),
                 "rollouts_failed": draw.lost.values().sum::<u64>(),
                 "lost": draw.lost,
                 "trajectories": trajectories.len(),
+                "groups_drawn": draw.groups.len(),
+                "groups_without_signal": draw.groups.len() - groups.groups,
                 "reward_mean": groups.reward_mean,
+                "reward_part_means": draw.part_means(),
                 "staleness": groups.staleness,
-                "dropped": groups.dropped,
+                "dropped": dropped,
                 "rollout_seconds": started.elapsed().as_secs_f64(),
             }),
         };

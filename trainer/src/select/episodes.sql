@@ -1,6 +1,7 @@
 -- All turns of a run's episodes that have closed with a reward, in the order of each session.
 -- Parameters: run, episodes, an id from before their turns.
 select g.id as "id!", t.episode_id as "episode_id!", t.episode_turns as "episode_turns!", t.turn_reward,
+       cardinality(g.token_ids) as "tokens!", g.finish_reason = 'length' as "is_cut_off!",
        not exists (select from disposition d where d.generation_id = g.id) as "is_undecided!"
 from generation g
 join trajectory t on t.generation_id = g.id

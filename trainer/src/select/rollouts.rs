@@ -8,11 +8,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
+/// How the last answer of an episode ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastAnswer {
+    /// Sampled ones.
+    pub tokens: u32,
+    /// It ended because it was as long as it may be.
+    pub is_cut_off: bool,
+}
+
 /// What arrived of some episodes.
 #[derive(Debug, Default)]
 pub struct Arrived {
     /// Turns that may be trained on and that nothing has decided about, each with its place.
     pub samples: Vec<Sample>,
+    /// Of every episode with a turn here.
+    pub last_answers: BTreeMap<Uuid, LastAnswer>,
     pub broken: Coded,
     /// Episodes of which a turn may still come, or cannot be read yet.
     pub missing: Vec<Uuid>,
@@ -38,10 +49,18 @@ pub async fn episodes(
         .fetch_all(&mut *connection)
         .await?;
     let mut turns: BTreeMap<Uuid, Turn> = BTreeMap::new();
+    let mut last_answers = BTreeMap::new();
     let mut undecided = Vec::new();
     let mut waiting: Vec<Uuid> = episodes.to_vec();
     for rows in rows.chunk_by(|a, b| a.episode_id == b.episode_id) {
-        let Some(first) = rows.first() else { continue };
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+            continue;
+        };
+        let last_answer = LastAnswer {
+            tokens: last.tokens.unsigned_abs(),
+            is_cut_off: last.is_cut_off,
+        };
+        last_answers.insert(first.episode_id, last_answer);
         if usize::try_from(first.episode_turns) == Ok(rows.len()) {
             waiting.retain(|episode| *episode != first.episode_id);
         }
@@ -58,6 +77,7 @@ pub async fn episodes(
     }
     let read = check_and_read(&mut connection, payloads, undecided, Some(versions), limits).await?;
     let mut arrived = Arrived {
+        last_answers,
         broken: read.broken,
         missing: waiting,
         is_unavailable: read.unavailable.is_some(),

@@ -1,15 +1,27 @@
 //! From a sample to its reward.
 
-use super::{Cause, Context, Error, Grader, Named, OpenAi, Operation, Sample, Similarity, formula, python, template};
-use futures::FutureExt;
+use super::{
+    Cause, Context, Error, Grade, Grader, Named, OpenAi, Operation, Sample, Similarity, formula, python, template,
+};
 use futures::future::{BoxFuture, try_join_all};
+use futures::{FutureExt, TryFutureExt};
+use std::collections::BTreeMap;
 
 impl Grader {
-    /// The reward, a finite number. An error is no reward of 0: the rollout has none.
-    pub async fn grade(&self, context: &Context, sample: &Sample<'_>) -> Result<f64, Error> {
+    /// An error is no reward of 0: the rollout has none.
+    pub async fn grade(&self, context: &Context, sample: &Sample<'_>) -> Result<Grade, Error> {
         match self {
-            Grader::Named(grader) => Ok(grader.grade(sample.text, sample.answer)),
+            Grader::Named(grader) => Ok(grader.grade(sample.text, sample.answer).into()),
             Grader::OpenAi(grader) => grader.grade(context, sample).await,
+        }
+    }
+}
+
+impl From<f64> for Grade {
+    fn from(reward: f64) -> Self {
+        Grade {
+            reward,
+            ..Grade::default()
         }
     }
 }
@@ -33,7 +45,7 @@ impl Named {
 
 impl OpenAi {
     /// Boxed, because a multi grader grades with others.
-    fn grade<'a>(&'a self, context: &'a Context, sample: &'a Sample<'a>) -> BoxFuture<'a, Result<f64, Error>> {
+    fn grade<'a>(&'a self, context: &'a Context, sample: &'a Sample<'a>) -> BoxFuture<'a, Result<Grade, Error>> {
         let fill = |text: &str| template::fill(text, sample);
         match self {
             OpenAi::StringCheck {
@@ -49,7 +61,7 @@ impl OpenAi {
                     Operation::Like => input.contains(&reference),
                     Operation::Ilike => input.to_lowercase().contains(&reference.to_lowercase()),
                 };
-                futures::future::ready(Ok(f64::from(holds))).boxed()
+                futures::future::ready(Ok(f64::from(holds).into())).boxed()
             }
             OpenAi::TextSimilarity {
                 input,
@@ -60,25 +72,33 @@ impl OpenAi {
                 let (input, reference) = (fill(input), fill(reference));
                 context
                     .compute(move || rapidfuzz::fuzz::ratio(input.chars(), reference.chars()))
+                    .map_ok(Grade::from)
                     .boxed()
             }
-            OpenAi::ScoreModel(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
-            OpenAi::Rubric(grader) => async move { grader.grade(context.judges()?, sample).await }.boxed(),
-            OpenAi::Python { source, .. } => python::grade(source, &context.sandboxes, sample).boxed(),
+            OpenAi::ScoreModel(grader) => async move { grader.grade(context.judges()?, sample).await }
+                .map_ok(Grade::from)
+                .boxed(),
+            OpenAi::Rubric(grader) => async move { grader.grade(context.judges()?, sample).await }
+                .map_ok(Grade::from)
+                .boxed(),
+            OpenAi::Python { source, .. } => python::grade(source, &context.sandboxes, sample)
+                .map_ok(Grade::from)
+                .boxed(),
             OpenAi::Multi {
                 graders,
                 calculate_output,
                 ..
             } => async move {
                 let graded = graders.iter().map(|(name, grader)| async move {
-                    let reward = grader.grade(context, sample).await?;
-                    Ok::<_, Error>((name.as_str(), reward))
+                    let grade = grader.grade(context, sample).await?;
+                    Ok::<_, Error>((name.clone(), grade.reward))
                 });
-                let rewards: Vec<(&str, f64)> = try_join_all(graded).await?;
-                let formula = formula(calculate_output, graders);
-                formula
+                let parts: BTreeMap<String, f64> = try_join_all(graded).await?.into_iter().collect();
+                let rewards: Vec<(&str, f64)> = parts.iter().map(|(name, reward)| (name.as_str(), *reward)).collect();
+                let reward = formula(calculate_output, graders)
                     .and_then(|formula| formula.value(&rewards))
-                    .map_err(|error| Error::new(Cause::Invalid, format!("calculate_output {error:#}")))
+                    .map_err(|error| Error::new(Cause::Invalid, format!("calculate_output {error:#}")))?;
+                Ok(Grade { reward, parts })
             }
             .boxed(),
         }

@@ -17,14 +17,14 @@ fn read(grader: serde_json::Value) -> Result<Grader, String> {
     grader.check().map(|()| grader)
 }
 
-fn try_grade(grader: serde_json::Value, text: &str, answer: &str) -> Result<f64, Error> {
+fn try_grade(grader: serde_json::Value, text: &str, answer: &str) -> Result<Grade, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (grader, context) = (read(grader).unwrap(), Context::new(None, Arc::default()));
     runtime.block_on(grader.grade(&context, &sample(text, answer)))
 }
 
 fn grade(grader: serde_json::Value, text: &str, answer: &str) -> f64 {
-    try_grade(grader, text, answer).unwrap()
+    try_grade(grader, text, answer).unwrap().reward
 }
 
 #[test]

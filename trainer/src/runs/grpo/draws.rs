@@ -8,52 +8,45 @@
 //! expire  harnesses that say nothing; what was lost begins anew    failed, offered
 //! settle  the reward and the end of the episode go to the log      settled
 //! read    the turns of the oldest draw, from the database
+//! add     more tasks to a draw, if groups have no signal           offered
 //! spend   a step was made of the draw                              spent
 //! ```
 //! Steps take draws in the order in which they were offered, and wait for the slowest rollout of the
 //! oldest. So no step favors short rollouts. Rollouts of up to `staleness_max` later draws are made
-//! meanwhile. A draw is therefore offered at most so many steps before it is trained on.
+//! meanwhile. A draw is therefore offered at most so many steps before it is trained on. Tasks that are
+//! added to the oldest draw are the next ones that harnesses get. No step is made until they have ended,
+//! so the others of the draw get no older meanwhile.
 
-use crate::api::grpo::Config;
+mod draw;
+
+use crate::api::grpo::{Config, Overlong};
+use crate::learn::advantage::GroupAdvantage;
 use crate::learn::sample::Sample;
-use crate::runs::claim::{self, Claim};
+use crate::runs::claim::Claim;
 use crate::runs::executor::Executor;
 use crate::runs::offline::Failed;
 use crate::runs::random::Random;
 use crate::runs::trainer::Trainer;
-use crate::select;
-use crate::select::rollouts::{self, Arrived};
 use anyhow::Context;
 use edge::tenant;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use ingest::event::{EpisodeEnd, Feedback, Target, Value};
-use serde_json::json;
+use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+pub(super) use draw::{Draw, Graded};
+
 /// How often a rollout that was lost is offered again.
 const ATTEMPTS_MAX: i32 = 3;
 /// The metric that is the reward of the surface `environment`.
 const METRIC: &str = "reward";
-/// Longest reason of a lost rollout in an event.
-const FIRST_CHARACTERS_MAX: usize = 500;
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
 /// After this long without a harness an event says so.
 const NOBODY_AFTER: Duration = Duration::from_secs(60);
-
-/// The rollouts of a draw.
-#[derive(Debug, Default)]
-pub(super) struct Draw {
-    pub samples: Vec<Sample>,
-    /// How many have a reward.
-    pub rewarded: usize,
-    /// Those that have none, or no turns in the database, by why.
-    pub lost: BTreeMap<String, u64>,
-    pub number: i64,
-}
 
 /// The rollouts of one run.
 pub(super) struct Draws<'a> {
@@ -88,8 +81,9 @@ impl<'a> Draws<'a> {
         Ok(self.unspent(run).await?.is_empty())
     }
 
-    /// The oldest draw that no step was made of, once all of its rollouts have ended.
-    pub async fn next(&mut self, executor: &Executor<'_>) -> anyhow::Result<Draw> {
+    /// Reads the oldest draw that no step was made of, once all of its rollouts have ended. Returns the
+    /// turns of those that `draw` does not have yet.
+    pub async fn read_oldest(&mut self, executor: &Executor<'_>, draw: &mut Draw) -> anyhow::Result<Vec<Sample>> {
         let run = executor.claim.run;
         loop {
             self.expire(&executor.claim).await?;
@@ -101,8 +95,12 @@ impl<'a> Draws<'a> {
                 self.offer(&executor.claim).await?;
                 continue;
             }
-            if let Some((number, 0)) = unspent.first() {
-                return self.read(executor, *number).await;
+            if let Some((oldest, unsettled)) = unspent.first() {
+                self.add_tasks_early(&executor.claim, *oldest).await?;
+                if *unsettled == 0 {
+                    draw.number = *oldest;
+                    return self.read(executor, draw).await;
+                }
             }
             self.say_if_nobody_comes(executor).await?;
             tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
@@ -152,12 +150,72 @@ impl<'a> Draws<'a> {
         )
         .fetch_one(&mut *transaction)
         .await?;
+        let tasks = self.tasks_of(draw, 0, self.tasks.len().min(self.config.tasks_per_step as usize));
+        self.insert(&mut transaction, claim.run, draw, tasks).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Adds up to `wanted` tasks to a draw that has `drawn`, whose rollouts have all ended. False: it has
+    /// as many as it may have.
+    pub async fn add_tasks(&self, claim: &Claim, draw: i64, drawn: usize, wanted: usize) -> anyhow::Result<bool> {
+        let drawn_max = (self.config.tasks_per_step * self.config.draws_per_step_max) as usize;
+        let count = wanted.min(drawn_max.saturating_sub(drawn));
+        if count == 0 {
+            return Ok(false);
+        }
+        let mut transaction = self.trainer.pool.begin().await?;
+        claim.lock(&mut transaction).await?;
+        let tasks = self.tasks_of(draw, drawn, count);
+        self.insert(&mut transaction, claim.run, draw, tasks).await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Adds tasks to the draws after the oldest, as far as their rewards show already that groups have no
+    /// signal, so that no step has to wait for all of them. The turns may show more: see `groups.rs`.
+    async fn add_tasks_early(&self, claim: &Claim, oldest: i64) -> anyhow::Result<()> {
+        let by_reward = self.config.advantage != GroupAdvantage::Gdpo;
+        if !self.config.dynamic_sampling || !by_reward || matches!(self.config.overlong, Overlong::Penalty { .. }) {
+            return Ok(());
+        }
+        let ended = sqlx::query!(
+            r#"
+            select draw as "draw!", count(*) as "drawn!", count(*) filter (where has_signal) as "with_signal!"
+            from (
+                select draw, count(distinct reward) > 1 as has_signal, bool_and(state = 'settled') as has_ended
+                from rollout
+                where run_id = $1 and state <> 'spent'
+                group by draw, group_id
+            ) of_group
+            where draw > $2
+            group by draw
+            having bool_and(has_ended)
+            "#,
+            claim.run,
+            oldest
+        )
+        .fetch_all(&self.trainer.pool)
+        .await?;
+        for draw in ended {
+            let missing = i64::from(self.config.tasks_per_step) - draw.with_signal;
+            let (drawn, missing) = (usize::try_from(draw.drawn)?, usize::try_from(missing).unwrap_or(0));
+            self.add_tasks(claim, draw.draw, drawn, missing).await?;
+        }
+        Ok(())
+    }
+
+    /// The tasks of a draw, after the first `skip`.
+    fn tasks_of(&self, draw: i64, skip: usize, count: usize) -> Vec<&String> {
+        let chosen = choose(self.config.seed, draw, self.tasks.len(), skip, count);
+        chosen.into_iter().filter_map(|index| self.tasks.get(index)).collect()
+    }
+
+    /// Offers a group of rollouts for each task.
+    async fn insert(&self, connection: &mut PgConnection, run: Uuid, draw: i64, of: Vec<&String>) -> sqlx::Result<()> {
         let (mut ids, mut tasks, mut groups) = (Vec::new(), Vec::new(), Vec::new());
-        let mut random = Random(Random(self.config.seed).draw() ^ draw.unsigned_abs());
-        for index in random.choose(self.tasks.len(), self.config.tasks_per_step as usize) {
-            let (Some(task), group) = (self.tasks.get(index), Uuid::now_v7()) else {
-                continue;
-            };
+        for task in of {
+            let group = Uuid::now_v7();
             for _ in 0..self.config.group_size {
                 ids.push(Uuid::now_v7());
                 tasks.push(task.clone());
@@ -169,15 +227,14 @@ impl<'a> Draws<'a> {
             insert into rollout (id, run_id, task_id, group_id, draw)
             select id, $1, task, group_id, $2 from unnest($3::uuid[], $4::text[], $5::uuid[]) as r (id, task, group_id)
             "#,
-            claim.run,
+            run,
             draw,
             &ids,
             &tasks,
             &groups
         )
-        .execute(&mut *transaction)
+        .execute(connection)
         .await?;
-        transaction.commit().await?;
         Ok(())
     }
 
@@ -293,110 +350,6 @@ impl<'a> Draws<'a> {
         Ok(())
     }
 
-    /// Waits until the turns of the draw's rollouts have closed in the database, and reads them.
-    async fn read(&self, executor: &Executor<'_>, number: i64) -> anyhow::Result<Draw> {
-        let run = executor.claim.run;
-        let rows = sqlx::query!(
-            r#"
-            select id, reward, code, reason from rollout
-            where run_id = $1 and draw = $2 and state = 'settled'
-            order by finished_at
-            "#,
-            run,
-            number
-        )
-        .fetch_all(&self.trainer.pool)
-        .await?;
-        let mut draw = Draw {
-            number,
-            ..Draw::default()
-        };
-        let mut episodes = Vec::new();
-        let mut first = None;
-        for row in rows {
-            if row.reward.is_some() {
-                episodes.push(row.id);
-                continue;
-            }
-            let code = row.code.unwrap_or_default();
-            first.get_or_insert_with(|| format!("{code}: {}", row.reason.unwrap_or_default()));
-            *draw.lost.entry(code).or_default() += 1;
-        }
-        draw.rewarded = episodes.len();
-        if let Some(first) = first {
-            self.say_what_was_lost(executor, &draw, &first).await?;
-        }
-        let trainer = self.trainer;
-        let (head, staleness_max) = (executor.head, self.config.staleness_max);
-        let versions = select::versions(&trainer.pool, &trainer.policy, head, staleness_max).await?;
-        let timeout = Duration::from_secs(self.trainer.options.offline.arrival_timeout_seconds);
-        let mut started = Instant::now();
-        loop {
-            let Arrived {
-                samples,
-                broken,
-                missing,
-                is_unavailable,
-            } = rollouts::episodes(
-                &trainer.pool,
-                &trainer.payloads,
-                run,
-                &versions,
-                &episodes,
-                &executor.model_limits,
-            )
-            .await
-            .context("read the rollouts")?;
-            if is_unavailable {
-                // nothing is left out because of an outage
-                started = Instant::now();
-            }
-            if missing.is_empty() || started.elapsed() > timeout {
-                executor.drop_generations(&broken).await?;
-                for (code, ids) in broken {
-                    *draw.lost.entry(code.into_owned()).or_default() += ids.len() as u64;
-                }
-                if !missing.is_empty() {
-                    draw.lost.insert("no_turns".into(), missing.len() as u64);
-                    let message = format!(
-                        "{} of {} rewarded rollouts have no turns in the database after {} s: did the harness use \
-                         their `base_url`?",
-                        missing.len(),
-                        episodes.len(),
-                        timeout.as_secs()
-                    );
-                    executor.append_event("warn", &message).await?;
-                }
-                draw.samples = samples;
-                return Ok(draw);
-            }
-            tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
-        }
-    }
-
-    /// One event with the rollouts that have no reward. Fails if no rollout has any.
-    async fn say_what_was_lost(&self, executor: &Executor<'_>, draw: &Draw, first: &str) -> anyhow::Result<()> {
-        let lost: u64 = draw.lost.values().sum();
-        let first: String = first.chars().take(FIRST_CHARACTERS_MAX).collect();
-        if draw.rewarded == 0 {
-            return Err(Failed(format!(
-                "no rollout of a step has a reward, the first one because of {first}"
-            ))
-            .into());
-        }
-        let message = format!("{lost} rollouts have no reward, the first one because of {first}");
-        let mut connection = self.trainer.pool.acquire().await?;
-        claim::append_event(
-            &mut connection,
-            executor.claim.run,
-            "warn",
-            &message,
-            &json!({"lost": draw.lost}),
-        )
-        .await?;
-        Ok(())
-    }
-
     /// One event if rollouts wait and no harness has taken any for long.
     async fn say_if_nobody_comes(&mut self, executor: &Executor<'_>) -> anyhow::Result<()> {
         let run = executor.claim.run;
@@ -428,6 +381,17 @@ impl<'a> Draws<'a> {
     }
 }
 
+/// Indices of the tasks of a draw, after the first `skip`: all tasks in a random order, again and again
+/// in another one. The seed and the draw's number decide.
+fn choose(seed: u64, draw: i64, tasks: usize, skip: usize, count: usize) -> Vec<usize> {
+    let mut random = Random(Random(seed).draw() ^ draw.unsigned_abs());
+    let mut chosen = Vec::new();
+    while chosen.len() < skip + count && tasks > 0 {
+        chosen.extend(random.choose(tasks, skip + count - chosen.len()));
+    }
+    chosen.split_off(skip.min(chosen.len()))
+}
+
 /// The id of the reward's event: the same for each repetition, with the time of the rollout's id.
 fn feedback_id(rollout: Uuid) -> Uuid {
     let digest = blake3::hash(rollout.as_bytes());
@@ -442,6 +406,21 @@ fn feedback_id(rollout: Uuid) -> Uuid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tasks_are_added_to_a_draw_that_it_does_not_have_until_it_has_all() {
+        let first = choose(7, 3, 10, 0, 4);
+        assert_eq!(first, Random(Random(7).draw() ^ 3).choose(10, 4));
+        let mut all = [first, choose(7, 3, 10, 4, 1), choose(7, 3, 10, 5, 5)].concat();
+        let again = choose(7, 3, 10, 10, 10);
+        assert!(again != all, "in another order");
+        for mut round in [std::mem::take(&mut all), again] {
+            round.sort_unstable();
+            assert_eq!(round, (0..10).collect::<Vec<_>>());
+        }
+        assert_eq!(choose(7, 3, 1, 1, 3), [0, 0, 0]);
+        assert!(choose(7, 3, 0, 0, 3).is_empty());
+    }
 
     #[test]
     fn the_event_of_a_reward_has_one_id_that_is_no_other() {

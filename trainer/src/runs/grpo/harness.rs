@@ -12,7 +12,7 @@ use crate::api::grpo::{Config, Environment};
 use crate::judge::RunJudges;
 use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
 use crate::runs::claim::Claim;
-use crate::runs::grader;
+use crate::runs::grader::{self, Grade};
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, anyhow};
@@ -159,7 +159,9 @@ impl<'a> Harness<'a> {
         let id = taken.id;
         let rollout = async {
             match &self.config.environment {
-                Environment::Push { url, turns_max, .. } => push::rollout(self, &taken, url, *turns_max).await,
+                Environment::Push { url, turns_max, .. } => {
+                    push::rollout(self, &taken, url, *turns_max).await.map(Grade::from)
+                }
                 Environment::Completion | Environment::Pull { .. } => self.completion(&taken).await,
             }
         };
@@ -170,8 +172,8 @@ impl<'a> Harness<'a> {
             })
         });
         match ended {
-            Ok(reward) => {
-                leases::reward(pool, id, reward).await?;
+            Ok(grade) => {
+                leases::reward(pool, id, &grade).await?;
             }
             Err(Lost { code, error }) => {
                 let reason = format!("task {}: {error:#}", taken.task_id).replace('\0', "");
@@ -184,7 +186,7 @@ impl<'a> Harness<'a> {
         Ok(())
     }
 
-    async fn completion(&self, taken: &Taken) -> Result<f64, Lost> {
+    async fn completion(&self, taken: &Taken) -> Result<Grade, Lost> {
         let failed = |error| Lost {
             code: REQUEST_FAILED,
             error,

@@ -1,5 +1,5 @@
 //! Runs that come again: when one with `schedule.repeats` has succeeded or failed, the next is queued for
-//! its time, with the same configuration. Canceling the queued one ends the series.
+//! its time, with the same configuration and tasks. Canceling the queued one ends the series.
 
 use crate::api::audited;
 use crate::api::create::line_of;
@@ -60,6 +60,14 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
         if inserted.rows_affected() == 0 {
             continue;
         }
+        // runs over datasets have none
+        sqlx::query!(
+            "insert into task (run_id, id, prompt, answer) select $1, id, prompt, answer from task where run_id = $2",
+            id,
+            run.id
+        )
+        .execute(&mut *transaction)
+        .await?;
         let message = format!("comes again: the run before is {}; it starts at {starts_at}", run.id);
         let data = json!({"recurs_from": run.id});
         claim::append_event(&mut transaction, id, "info", &message, &data).await?;
