@@ -92,7 +92,7 @@ def pool() -> dict[str, int]:
 def attempts(count: int, workers: int) -> dict:
     """A right and a wrong answer to each task, in worlds of their own."""
     made = [
-        (task, care, tasks.demonstration(task, random.Random(task["id"]), care)[-1]["content"])
+        (task, care, tasks.demonstration(task, random.Random(task["id"]), care)[0][-1]["content"])
         for task in ALL["tables"].tasks("held_out", count)
         for care in (1.0, 0.0)
     ]

@@ -117,7 +117,7 @@ def nothing_done() -> tuple[str | None, str | None]:
     return outcome(sqlite(), "")
 
 
-def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
+def demonstration(task: Task, rng: random.Random, care: float) -> list[list[dict]]:
     """How a person answers who is right with probability `care`, else wrong in one place."""
     query = solution(task)
     if rng.random() >= care:
@@ -125,7 +125,7 @@ def demonstration(task: Task, rng: random.Random, care: float) -> list[dict]:
         slips = slips_of(query)
         rng.shuffle(slips)
         query = next(slip for slip in slips if outcome(sqlite(), slip) != right)
-    return [{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": query}]
+    return [[{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": query}]]
 
 
 def slips_of(query: str) -> list[str]:

@@ -17,7 +17,7 @@ class Tables(unittest.TestCase):
     def test_a_solution_scores_1_and_every_careless_demonstration_0(self) -> None:
         for number, task in enumerate(self.tasks):
             for care, expected in [(1.0, 1.0), (0.0, 0.0)]:
-                asked, said = tasks.demonstration(task, random.Random(number), care)
+                [[asked, said]] = tasks.demonstration(task, random.Random(number), care)
                 self.assertEqual(asked["content"], task["prompt"])
                 self.assertEqual(tasks.score(task["answer"], said["content"], tasks.sqlite()), expected, said)
 
