@@ -357,8 +357,9 @@ async fn no_answer_to_one_tenant_holds_what_only_the_other_may_see() {
     println!("routes that answered nobody with success: {never:?}");
     faults.truncate(20);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // about 1 in 100 do, so that finding none of another's says something
     assert!(
-        own > requests / 100,
+        own > requests / 300,
         "{own} answers of {requests} held what the fuzz looks for"
     );
     for (role, status) in [("serve", 200), ("ingest", 200), ("control", 200), ("control", 403)] {

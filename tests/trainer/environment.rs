@@ -223,6 +223,7 @@ async fn the_reward_reaches_every_token_of_all_segments_but_those_of_masked_summ
         "select t.episode_id::text, g.segment, t.reward, cardinality(g.token_ids)::bigint,
                 coalesce(cardinality(array_positions(g.train_mask, true)), cardinality(g.token_ids))::bigint
          from trajectory t join generation g on g.id = t.generation_id
+         where g.purpose = 'rollout'
          order by t.episode_id, g.segment, g.turn, g.id",
     )
     .fetch_all(&world.stack.pool)
