@@ -204,7 +204,7 @@ mod tests {
         let joined = indices(&admission.joining[0].turns);
         assert_eq!(joined.len(), 20, "twice what a typical user has");
         assert!(joined.is_sorted(), "in the order of the session");
-        assert!(joined[4] > 20 && joined[15] < 980, "{joined:?}");
+        assert!(joined[9] > 20 && joined[10] < 980, "{joined:?}");
         let (rest, code) = &admission.capped[0];
         assert_eq!((rest.len(), *code), (980, "capped_user"));
         let mut all = [joined, indices(rest)].concat();
