@@ -180,7 +180,7 @@ environments: setup ## install verifiers, reasoning-gym and the wheel of python/
 	cd python/tests && $(abspath $(ENVIRONMENTS)) -m pytest -p no:cacheprovider --quiet against_verifiers.py against_openai.py
 	cd examples/environments && $(abspath $(ENVIRONMENTS)) -m unittest tables.test_tasks
 
-agent-base: build ## train the model of the example environments into .springtide/agent (about 12 minutes on one idle core); STEPS=875
+agent-base: build ## train the model of the example environments into .springtide/agent (more than half an hour on one core); STEPS=875
 	@scripts/environments-venv.sh .springtide/environments-venv
 	$(ENVIRONMENTS) examples/environments/base/build.py base .springtide/agent
 	$(SPRINGTIDE) train sft --data .springtide/agent --out .springtide/agent/model --shape examples/environments/base/config.json \
