@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -150,7 +150,7 @@ chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what i
 	$(foreach name,KILLS MINUTES RATE SEED SWAPS,$(if $($(name)),SPRINGTIDE_CHAOS_$(name)=$($(name)))) \
 		cargo test $(WORKSPACE) --test it chaos -- --nocapture --test-threads 1
 
-chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, the trainer, control and ingest while offline runs learn; KILLS=120 (about 10 minutes) SEED=
+chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, the trainer, control and ingest while offline runs learn; KILLS=120 (13 minutes on a busy machine) SEED=
 	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
 		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
 
@@ -191,7 +191,7 @@ bench-environments: stack vllm ## after agent-base: GRPO in the example environm
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent bench environments $(ARGS)
 
-bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (1 hour); ARGS='shop --seeds 1 --steps 10'
+bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (how long it takes was not measured yet); ARGS='shop --seeds 1 --steps 10'
 	@scripts/environments-venv.sh .springtide/environments-venv
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)

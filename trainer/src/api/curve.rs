@@ -93,13 +93,7 @@ pub(super) async fn curve(
 #[serde(deny_unknown_fields)]
 pub(super) struct Ids {
     /// Separated by commas.
-    ids: String,
-}
-
-impl Ids {
-    pub fn read(&self) -> Result<Vec<Uuid>, String> {
-        parse(&self.ids)
-    }
+    pub ids: String,
 }
 
 /// A run beside others.
@@ -120,7 +114,7 @@ pub(super) async fn compare(
     State(shared): State<Shared>,
     Query(query): Query<Ids>,
 ) -> Result<Json<Comparison>, Problem> {
-    let ids = query.read().map_err(Problem::bad_request)?;
+    let ids = parse(&query.ids).map_err(Problem::bad_request)?;
     let mut compared = Vec::new();
     for id in ids {
         let run = runs::get(&shared.pool, &shared.policy, id).await?;
@@ -134,7 +128,7 @@ pub(super) async fn compare(
     }))
 }
 
-fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
+pub(super) fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
     let ids: Result<Vec<Uuid>, _> = ids.split(',').map(|id| id.trim().parse()).collect();
     let ids = ids.map_err(|why| format!("ids must be ids of runs, separated by commas: {why}"))?;
     let unique: BTreeSet<&Uuid> = ids.iter().collect();

@@ -2,7 +2,7 @@
 //! same charts.
 
 use super::Shared;
-use super::curve::{Curve, Ids, Point, described, differences};
+use super::curve::{Curve, Ids, Point, described, differences, parse};
 use super::leases::Progress;
 use super::runs::{self, Run};
 use axum::extract::State;
@@ -213,7 +213,7 @@ fn pretty(value: &Value) -> String {
 }
 
 pub(super) async fn compare(State(shared): State<Shared>, Query(query): Query<Ids>) -> Result<Html<String>, Problem> {
-    let ids = query.read().map_err(Problem::bad_request)?;
+    let ids = parse(&query.ids).map_err(Problem::bad_request)?;
     if ids.len() > CLASSES.len() {
         return Err(Problem::bad_request(format!(
             "a page compares up to {} runs; /v1/runs/compare takes more",
