@@ -81,8 +81,8 @@ impl TrainModel {
         })
     }
 
-    /// Sets the precision of matrix products. bf16 is several times faster on CPUs with
-    /// AVX512-BF16; supervised training may use it.
+    /// Sets the precision of matrix products. bf16 is several times faster on CPUs with AVX512-BF16,
+    /// and several times slower on others.
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self

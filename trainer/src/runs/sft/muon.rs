@@ -4,6 +4,7 @@
 use super::Options;
 use crate::learn::optimizer::{AdamW, OptimizerSettings};
 use model::autograd::Parameters;
+use model::exact::Compute;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
@@ -19,6 +20,8 @@ pub(super) struct Optimizer {
     adam: AdamW,
     matrix_rate: f64,
     vector_rate: f64,
+    /// Of the iteration's products.
+    kind: Kind,
 }
 
 impl Optimizer {
@@ -39,6 +42,10 @@ impl Optimizer {
             adam: AdamW::new(&vectors),
             matrix_rate: options.matrix_rate,
             vector_rate: options.vector_rate,
+            kind: match options.compute {
+                Compute::F32 => Kind::Float,
+                Compute::Bf16 => Kind::BFloat16,
+            },
         }
     }
 
@@ -56,7 +63,7 @@ impl Optimizer {
                     Some(grad + &*m * MOMENTUM)
                 })
                 .collect();
-            let directions = orthogonalize(&Tensor::stack(&nesterov, 0));
+            let directions = orthogonalize(&Tensor::stack(&nesterov, 0), self.kind);
             for (i, name) in group.iter().enumerate() {
                 let mut w = parameters[name].detach();
                 let (rows, columns) = (w.size()[0] as f64, w.size()[1] as f64);
@@ -88,11 +95,11 @@ impl Optimizer {
 }
 
 /// The orthogonal factor of each matrix of `[N, rows, columns]`: five quintic Newton-Schulz steps
-/// in bf16.
-fn orthogonalize(g: &Tensor) -> Tensor {
+/// in `kind`.
+fn orthogonalize(g: &Tensor, kind: Kind) -> Tensor {
     let (a, b, c) = (3.4445, -4.7750, 2.0315);
     let tall = g.size()[1] > g.size()[2];
-    let mut x = g.to_kind(Kind::BFloat16);
+    let mut x = g.to_kind(kind);
     if tall {
         x = x.transpose(1, 2);
     }
@@ -101,7 +108,7 @@ fn orthogonalize(g: &Tensor) -> Tensor {
         .square()
         .sum_dim_intlist([1i64, 2].as_slice(), true, Kind::Float)
         .sqrt();
-    x = (x.to_kind(Kind::Float) / (norm + 1e-7)).to_kind(Kind::BFloat16);
+    x = (x.to_kind(Kind::Float) / (norm + 1e-7)).to_kind(kind);
     for _ in 0..5 {
         let s = x.bmm(&x.transpose(1, 2));
         let p = &s * b + s.bmm(&s) * c;
@@ -120,11 +127,16 @@ mod tests {
     #[test]
     fn an_orthogonalized_matrix_has_singular_values_near_one() {
         tch::manual_seed(1);
-        for shape in [[2, 48, 16], [2, 16, 48]] {
-            let x = orthogonalize(&Tensor::randn(shape, (Kind::Float, tch::Device::Cpu)));
-            let (_, s, _) = x.get(0).svd(true, true);
-            let (low, high) = (s.min().double_value(&[]), s.max().double_value(&[]));
-            assert!(low > 0.5 && high < 1.4, "singular values in [{low}, {high}]");
+        for kind in [Kind::BFloat16, Kind::Float] {
+            for shape in [[2, 48, 16], [2, 16, 48]] {
+                let x = orthogonalize(&Tensor::randn(shape, (Kind::Float, tch::Device::Cpu)), kind);
+                let (_, s, _) = x.get(0).svd(true, true);
+                let (low, high) = (s.min().double_value(&[]), s.max().double_value(&[]));
+                assert!(
+                    low > 0.5 && high < 1.4,
+                    "singular values in [{low}, {high}] of {kind:?}"
+                );
+            }
         }
     }
 }
