@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -153,6 +153,10 @@ chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what i
 chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, the trainer, control and ingest while offline runs learn; KILLS=120 (13 minutes on a busy machine) SEED=
 	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
 		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
+
+bench-clusters: stack python-test ## a run in four clusters over links with delay and loss: harnesses there against harnesses here (root; minutes were not measured yet); STEPS=10
+	SPRINGTIDE_CLUSTERS_STEPS=$(or $(STEPS),10) SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python \
+		cargo test $(WORKSPACE) --test it clusters -- --nocapture
 
 chaos-engines: stack vllm ## kill the gateway, a vLLM server, the updater and springtide follow under load, compare callers, log and exact model (about 45 minutes; downloads vLLM, 3 GB); KILLS=50 of each, ARGS='--engines 3'
 	cargo build --locked --package bench --bin chaos-engines

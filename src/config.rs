@@ -179,6 +179,9 @@ impl Part {
 pub struct Client {
     /// Base URL of the completions API. Default: the address of `listen.serve`.
     pub serve: Option<String>,
+    /// Base URL of the completions API in each cluster, by the cluster's name. A harness that names
+    /// its cluster gets leases of that URL. Default: none.
+    pub clusters: BTreeMap<String, String>,
     /// Base URL of the feedback API. Default: the address of `listen.ingest`.
     pub ingest: Option<String>,
     /// Base URL of the control API. Default: the address of `listen.control`.
@@ -610,6 +613,16 @@ impl Config {
 
     pub fn serve_url(&self) -> String {
         client_url(self.client.serve.as_ref(), || self.local_url(Part::Serve))
+    }
+
+    /// Where harnesses reach the policy.
+    pub fn harness_urls(&self) -> trainer::api::HarnessUrls {
+        let clusters = self.client.clusters.iter();
+        let trimmed = |(name, url): (&String, &String)| (name.clone(), url.trim_end_matches('/').to_owned());
+        trainer::api::HarnessUrls {
+            anywhere: self.serve_url(),
+            clusters: clusters.map(trimmed).collect(),
+        }
     }
 
     pub fn ingest_url(&self) -> String {

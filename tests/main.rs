@@ -12,6 +12,8 @@ mod audit;
 #[cfg(feature = "torch")]
 mod canary;
 mod chaos;
+#[cfg(feature = "torch")]
+mod clusters;
 mod control;
 mod database_users;
 mod disk;

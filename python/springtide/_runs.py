@@ -44,8 +44,9 @@ class NoReward(SpringtideError):
 class Run:
     """A training run whose tasks an agent of yours does. May be shared by threads.
 
-    What is not given comes from `SPRINGTIDE_CONTROL` and `SPRINGTIDE_API_KEY`. Without those it is a
-    stack on this machine that needs no keys.
+    What is not given comes from `SPRINGTIDE_CONTROL`, `SPRINGTIDE_API_KEY` and `SPRINGTIDE_CLUSTER`.
+    Without those it is a stack on this machine that needs no keys. `cluster` names the cluster that the
+    agent runs in, so that it asks the replicas there.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Run:
         control_url: str | None = None,
         *,
         api_key: str | None = None,
+        cluster: str | None = None,
         retries: Retries = Retries(),
         http: httpx.Client | None = None,
     ) -> None:
         self.id = run_id
+        self._cluster = cluster or os.environ.get("SPRINGTIDE_CLUSTER")
         self._control = _Control(control_url, api_key, retries, http)
 
     @staticmethod
@@ -66,6 +69,7 @@ class Run:
         control_url: str | None = None,
         *,
         api_key: str | None = None,
+        cluster: str | None = None,
         retries: Retries = Retries(),
         http: httpx.Client | None = None,
     ) -> Run:
@@ -73,7 +77,8 @@ class Run:
         control = _Control(control_url, api_key, retries, http)
         # not repeated: a repetition would be a second run
         made = control.post("/v1/runs", dict(spec), repeatable=False)
-        return Run(str(_member(made, "id")), control_url, api_key=api_key, retries=retries, http=http)
+        run_id = str(_member(made, "id"))
+        return Run(run_id, control_url, api_key=api_key, cluster=cluster, retries=retries, http=http)
 
     def status(self) -> dict[str, Any]:
         """The run as `GET /v1/runs/{id}` shows it."""
@@ -84,12 +89,13 @@ class Run:
 
         Each worker needs an iterator of its own. Enter a lease with `with` before you use it.
         """
+        wanted: dict[str, Any] = {"wait_seconds": WAIT_SECONDS}
+        if self._cluster is not None:
+            wanted["cluster"] = self._cluster
         while True:
             try:
                 # a lease whose answer is lost expires by itself
-                answer = self._control.post(
-                    f"/v1/runs/{self.id}/leases", {"wait_seconds": WAIT_SECONDS}, repeatable=True
-                )
+                answer = self._control.post(f"/v1/runs/{self.id}/leases", wanted, repeatable=True)
             except ConflictError:
                 if self.status()["status"] in ENDED:
                     return

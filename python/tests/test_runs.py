@@ -44,6 +44,16 @@ def paths(server: Server) -> list[str]:
     return [received.path for received in server.received]
 
 
+def test_a_harness_names_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPRINGTIDE_CLUSTER", "eu")
+    with serving(ENDED, SUCCEEDED, ENDED, SUCCEEDED) as server:
+        for cluster in (None, "us"):
+            with Run("r", server.url, cluster=cluster, retries=SOON) as run:
+                assert list(run.leases()) == []
+    asked = [received.body["cluster"] for received in server.received if received.path == "/v1/runs/r/leases"]
+    assert asked == ["eu", "us"]
+
+
 def test_leases_are_handed_out_until_the_run_has_ended() -> None:
     with serving(NOTHING, lease("a"), DONE, lease("b"), DONE, ENDED, SUCCEEDED) as server, run_at(server) as run:
         seen = []

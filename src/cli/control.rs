@@ -39,11 +39,17 @@ impl Args {
                 );
             });
         let report = config.state_dir.join("report.html");
-        let serve_url = config.serve_url();
         let policy = &config.policy.name;
-        let router = control_api::routes(&role.pool, policy, releases.clone(), exports.ok(), report, &serve_url)
-            .protected_by(&role.auth, "Springtide control")
-            .merge(role.metrics(config, Part::Control));
+        let router = control_api::routes(
+            &role.pool,
+            policy,
+            releases.clone(),
+            exports.ok(),
+            report,
+            config.harness_urls(),
+        )
+        .protected_by(&role.auth, "Springtide control")
+        .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());
         tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)
     }

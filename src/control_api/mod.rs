@@ -32,7 +32,7 @@ pub fn routes(
     releases: ReleaseService,
     exports: Option<Exports>,
     report: PathBuf,
-    serve_url: &str,
+    harness_urls: trainer::api::HarnessUrls,
 ) -> Routes {
     let read = Scope::Read;
     let queries = Routes::new()
@@ -53,7 +53,7 @@ pub fn routes(
         .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
     let of_the_policy = report
-        .merge(trainer::api::routes(pool.clone(), policy, exports, serve_url))
+        .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))

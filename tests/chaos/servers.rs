@@ -156,9 +156,9 @@ fn runs(pid: Pid) -> bool {
 pub struct Servers {
     pub postgres: Supervised,
     pub kafka: Supervised,
-    postgres_port: u16,
-    kafka_port: u16,
-    control_port: u16,
+    pub postgres_port: u16,
+    pub kafka_port: u16,
+    pub control_port: u16,
     kafka_command: Vec<String>,
     // Declared last, so that the servers end before their folder is removed.
     dir: TempDir,

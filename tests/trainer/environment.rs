@@ -437,6 +437,12 @@ async fn what_a_harness_cannot_ask_for_is_refused() {
     );
     let (status, problem) = post(format!("{run}/leases"), &json!({"wait_seconds": 31})).await;
     assert_eq!(status, 400, "{problem}");
+    let (status, problem) = post(format!("{run}/leases"), &json!({"cluster": "near"})).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(
+        problem["detail"].as_str().unwrap().ends_with("which has: far"),
+        "{problem}"
+    );
     let (status, _) = post(format!("{run}/cancel"), &json!({})).await;
     assert_eq!(status, 200);
     assert!(matches!(lease(&run).await, Leased::Ended));

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use trainer::api::HarnessUrls;
 use trainer::runs::claim::Claim;
 
 const SOON: Duration = Duration::from_secs(90);
@@ -22,11 +23,15 @@ pub async fn control(world: &World) -> String {
     control_beside(world, "http://127.0.0.1:8000").await
 }
 
-/// The same, beside a fleet at `serve_url`.
+/// The same, beside a fleet at `serve_url`. It knows another one: the cluster `far`.
 pub async fn control_beside(world: &World, serve_url: &str) -> String {
+    let harness_urls = HarnessUrls {
+        anywhere: serve_url.to_owned(),
+        clusters: [("far".to_owned(), "http://far.example".to_owned())].into(),
+    };
     let pool = world.stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), serve_url);
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use trainer::api::HarnessUrls;
 use uuid::Uuid;
 
 pub const SOON: Duration = Duration::from_secs(90);
@@ -368,7 +369,11 @@ async fn control_with_keys(world: &World) -> String {
         ..AuthOptions::default()
     };
     let auth = Auth::new(required, pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), "http://127.0.0.1:8000");
+    let harness_urls = HarnessUrls {
+        anywhere: "http://127.0.0.1:8000".to_owned(),
+        clusters: BTreeMap::new(),
+    };
+    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

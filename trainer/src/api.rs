@@ -27,6 +27,7 @@ use edge::turns::Turns;
 use ingest::payload::Store as Exports;
 use serde::Serialize;
 use sqlx::PgPool;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Largest request, with all its tasks.
@@ -45,13 +46,36 @@ struct Shared {
     policy: Arc<str>,
     /// Where exports lie. `None`: none can be downloaded here.
     exports: Option<Exports>,
-    /// Where harnesses reach the policy: `http://serve:8000`.
-    serve_url: Arc<str>,
+    harness_urls: Arc<HarnessUrls>,
+}
+
+/// Where harnesses reach the policy: base URLs of the completions API such as `http://serve:8000`.
+#[derive(Debug, Clone)]
+pub struct HarnessUrls {
+    /// Of harnesses that name no cluster.
+    pub anywhere: String,
+    /// By cluster, for harnesses beside its replicas: what they ask for and the answers stay there.
+    pub clusters: BTreeMap<String, String>,
+}
+
+impl HarnessUrls {
+    fn of(&self, cluster: Option<&str>) -> Result<&str, Problem> {
+        let Some(cluster) = cluster else {
+            return Ok(&self.anywhere);
+        };
+        self.clusters.get(cluster).map(String::as_str).ok_or_else(|| {
+            let names: Vec<&str> = self.clusters.keys().map(String::as_str).collect();
+            Problem::bad_request(format!(
+                "no URL of the cluster `{cluster}` is known; add it to [client.clusters] of the control role, which has: {}",
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            ))
+        })
+    }
 }
 
 /// `/v1/runs`, `/v1/leases`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy. `exports`:
-/// from [`Exports::exports`]. `serve_url`: where harnesses reach the policy.
-pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, serve_url: &str) -> Routes {
+/// from [`Exports::exports`].
+pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls: HarnessUrls) -> Routes {
     let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
     let turns = Turns::new(DATASETS_AT_ONCE, DATASETS_PER_KEY);
     let create_dataset = post(datasets::create).in_turn(turns.clone());
@@ -158,7 +182,7 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, serve_url: &
             pool,
             policy: policy.into(),
             exports,
-            serve_url: serve_url.into(),
+            harness_urls: Arc::new(harness_urls),
         })
 }
 

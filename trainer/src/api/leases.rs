@@ -39,6 +39,8 @@ const REASON_BYTES_MAX: usize = 4 << 10;
 pub(super) struct Wanted {
     /// How long to wait for one, 0 to 30; default 0.
     wait_seconds: u64,
+    /// Where the harness runs; one of `[client.clusters]`. The lease has the URL of its replicas.
+    cluster: Option<String>,
 }
 
 /// A rollout to make, until `expires_at`.
@@ -81,6 +83,7 @@ pub(super) async fn take(
             wanted.wait_seconds
         )));
     }
+    let serve_url = shared.harness_urls.of(wanted.cluster.as_deref())?;
     let until = Instant::now() + Duration::from_secs(wanted.wait_seconds);
     loop {
         let run = runs::get(&shared.pool, &shared.policy, id).await?;
@@ -93,7 +96,7 @@ pub(super) async fn take(
         let pulled = pulled(&run)?;
         // what is rewarded while the run pauses would wait too long for the log
         if run.status == "running"
-            && let Some(lease) = shared.take(&principal, &run, &pulled).await?
+            && let Some(lease) = shared.take(&principal, &run, &pulled, serve_url).await?
         {
             return Ok((StatusCode::CREATED, Json(lease)).into_response());
         }
@@ -136,7 +139,13 @@ fn pulled(run: &runs::Run) -> Result<Pulled, Problem> {
 }
 
 impl Shared {
-    async fn take(&self, principal: &Principal, run: &runs::Run, pulled: &Pulled) -> Result<Option<Lease>, Problem> {
+    async fn take(
+        &self,
+        principal: &Principal,
+        run: &runs::Run,
+        pulled: &Pulled,
+        serve_url: &str,
+    ) -> Result<Option<Lease>, Problem> {
         let taken = leases::take(&self.pool, run.id, &principal.label, pulled.lease_seconds).await;
         let Some(taken) = taken.map_err(database)? else {
             return Ok(None);
@@ -159,7 +168,7 @@ impl Shared {
             temperature: pulled.config.temperature,
             run_priority: pulled.priority,
         };
-        let base_url = lease.base_url(&self.serve_url).map_err(Problem::internal)?;
+        let base_url = lease.base_url(serve_url).map_err(Problem::internal)?;
         Ok(Some(Lease {
             id,
             run_id: run.id,
