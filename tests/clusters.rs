@@ -264,7 +264,7 @@ impl To {
 }
 
 async fn forward(listener: &TcpListener, to: &To) {
-    while let Ok((mut from, _)) = listener.accept().await {
+    while let Ok((from, _)) = listener.accept().await {
         from.set_nodelay(true).unwrap();
         match to {
             To::Tcp(address) => {
