@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use crate::chaos::servers::{Servers, Supervised};
 use crate::support::{SPRINGTIDE, eventually, succeed, write_figures};
 
-const START: Duration = Duration::from_secs(180);
+const START: Duration = Duration::from_secs(90);
 const RUN: Duration = Duration::from_secs(1200);
 const SETTLED: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ struct Cluster {
     name: String,
     namespace: Namespace,
     link: Link,
-    _replica: Supervised,
+    replica: Supervised,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,7 +103,14 @@ async fn clusters_far_apart_make_the_rollouts_of_a_run_and_their_tokens_stay_the
     }
     for cluster in &clusters {
         let url = format!("http://{}:{port}/health", cluster.link.far());
-        eventually("the replica serves", START, async || get(&url).await).await;
+        let serves = async {
+            while get(&url).await.is_none() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        if tokio::time::timeout(START, serves).await.is_err() {
+            panic!("{} does not serve:\n{}", cluster.name, cluster.replica.output());
+        }
     }
     let began = bytes(&clusters);
     tokio::time::sleep(QUIET).await;
@@ -193,18 +200,13 @@ impl Cluster {
             let near = SocketAddr::from((link.near(), local));
             let listener = TcpListener::bind(near).await.unwrap();
             tokio::spawn(async move { forward(&listener, &to).await });
-            let inside = SocketAddr::from((Ipv4Addr::LOCALHOST, local));
-            let worker = namespace.run(move || {
-                std::thread::spawn(move || {
-                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                    runtime.unwrap().block_on(async {
-                        let listener = TcpListener::bind(inside).await.unwrap();
-                        forward(&listener, &To::Tcp(near)).await;
-                    });
-                })
-            });
-            drop(worker.unwrap());
+            forward_inside(
+                &namespace,
+                SocketAddr::from((Ipv4Addr::LOCALHOST, local)),
+                To::Tcp(near),
+            );
         }
+        forward_inside(&namespace, SocketAddr::from((link.far(), port)), To::port(port));
         let state = servers.path().join(&name);
         fs::create_dir_all(&state).unwrap();
         let key = state.join("sampler.key").display().to_string();
@@ -226,11 +228,11 @@ impl Cluster {
                     .arg(SPRINGTIDE)
                     .args(["--die-with", &std::process::id().to_string(), "serve"])
                     .current_dir(&folder)
-                    .env("SPRINGTIDE__LISTEN__SERVE", format!("0.0.0.0:{port}"))
+                    .env("SPRINGTIDE__LISTEN__SERVE", format!("127.0.0.1:{port}"))
                     .env("SPRINGTIDE__SERVE__REPLICA", &name)
                     .env("SPRINGTIDE__SERVE__CLUSTER", &name)
                     .env("SPRINGTIDE__SERVE__STATE_DIR", &state)
-                    .env("SPRINGTIDE__POSTGRES__URLS__SERVE", &postgres);
+                    .env("SPRINGTIDE__POSTGRES__URL", &postgres);
                 command
             }
         });
@@ -238,7 +240,7 @@ impl Cluster {
             name,
             namespace,
             link,
-            _replica: replica,
+            replica,
         }
     }
 }
@@ -286,6 +288,16 @@ async fn forward(listener: &TcpListener, to: &To) {
             }
         }
     }
+}
+
+/// The same in a namespace, on a thread of its own.
+fn forward_inside(namespace: &Namespace, listen: SocketAddr, to: To) {
+    let forward = async move { forward(&TcpListener::bind(listen).await.unwrap(), &to).await };
+    let start = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        std::thread::spawn(move || runtime.unwrap().block_on(forward));
+    };
+    namespace.run(start).unwrap();
 }
 
 async fn join(mut one: impl AsyncRead + AsyncWrite + Unpin, mut other: impl AsyncRead + AsyncWrite + Unpin) {
