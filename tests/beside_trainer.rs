@@ -138,9 +138,10 @@ struct Rollouts {
 impl Rollouts {
     fn start(serve: &str) -> Self {
         let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
-        let run = Uuid::now_v7();
+        let (run, client) = (Uuid::now_v7(), reqwest::Client::new());
         let streams = (0..STREAMS).map(|stream| {
-            let (url, counts, stop) = (format!("{serve}/v1/completions"), counts.clone(), stop.clone());
+            let (url, client) = (format!("{serve}/v1/completions"), client.clone());
+            let (counts, stop) = (counts.clone(), stop.clone());
             tokio::spawn(async move {
                 let bias: Value = STOP_IDS.iter().map(|id| (id.to_string(), json!(-100))).collect();
                 let body = json!({
@@ -149,7 +150,7 @@ impl Rollouts {
                     "metadata": {"purpose": "rollout", "run_id": run, "task_id": "beside"},
                 });
                 while !stop.is_cancelled() {
-                    match rollout(&url, &body).await {
+                    match rollout(&client, &url, &body).await {
                         Ok(true) => {
                             counts.finished.fetch_add(1, Ordering::Relaxed);
                         }
@@ -184,9 +185,13 @@ impl Rollouts {
 }
 
 /// False: it has to be asked for again.
-async fn rollout(url: &str, body: &Value) -> Result<bool, String> {
-    let request = reqwest::Client::new().post(url).json(body);
-    let response = request.send().await.map_err(|error| error.to_string())?;
+async fn rollout(client: &reqwest::Client, url: &str, body: &Value) -> Result<bool, String> {
+    let response = match client.post(url).json(body).send().await {
+        Ok(response) => response,
+        // the replica has not seen it
+        Err(error) if error.is_connect() => return Ok(false),
+        Err(error) => return Err(format!("{error:?}")),
+    };
     match response.status() {
         StatusCode::OK => {}
         StatusCode::TOO_MANY_REQUESTS => return Ok(false),
@@ -263,9 +268,6 @@ async fn measure(what: &'static str, fleet: &Fleet, stack: &Stack, steps: i64, b
     let computing_seconds: f64 = computed.map(|span| span.seconds).sum();
     let idle = (took - computing_seconds) * SLOTS as f64;
     let finished = rollouts.as_ref().map_or(0, Rollouts::finished);
-    if let Some(rollouts) = rollouts {
-        assert_eq!(rollouts.stop().await, 0, "rollouts were lost");
-    }
     let figures = Figures {
         what,
         steps,
@@ -277,6 +279,9 @@ async fn measure(what: &'static str, fleet: &Fleet, stack: &Stack, steps: i64, b
         rollouts_finished: finished,
     };
     println!("{}", serde_json::to_string(&figures).unwrap());
+    if let Some(rollouts) = rollouts {
+        assert_eq!(rollouts.stop().await, 0, "rollouts were lost");
+    }
     (figures, spans)
 }
 
