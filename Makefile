@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -291,6 +291,9 @@ bench-tide: stack ## share of idle slots that rollouts use and what production n
 	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-tide
 	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace "$(TRACE)" \
 	  --json $(TARGET)/bench/tide.json $(ARGS)
+
+bench-beside-trainer: stack ## share of the trainer's idle time that rollouts use on its machine, and what a step takes without them, beside them, and with serve.tide.beside_trainer (about 5 minutes, a development build); STEPS=6
+	SPRINGTIDE_BESIDE_STEPS=$(or $(STEPS),6) cargo test $(WORKSPACE) --test it beside_trainer -- --nocapture
 
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'
 	cargo build --locked --release --package bench --bin bench-engines

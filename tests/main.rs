@@ -10,6 +10,8 @@ mod attacks;
 #[cfg(feature = "torch")]
 mod audit;
 #[cfg(feature = "torch")]
+mod beside_trainer;
+#[cfg(feature = "torch")]
 mod canary;
 mod chaos;
 #[cfg(feature = "torch")]

@@ -19,14 +19,15 @@ const DEADLINE: Duration = Duration::from_secs(90);
 pub struct Fleet {
     config: PathBuf,
     roles: BTreeMap<&'static str, Child>,
-    serve: String,
+    pub serve: String,
     ingest: String,
-    control: String,
+    pub control: String,
+    pub train: String,
     http: reqwest::Client,
 }
 
 impl Fleet {
-    fn start(stack: &Stack) -> Self {
+    pub fn start(stack: &Stack) -> Self {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
         Self::start_with(stack, &base, "")
     }
@@ -87,6 +88,7 @@ impl Fleet {
             serve: format!("http://127.0.0.1:{serve}"),
             ingest: format!("http://127.0.0.1:{ingest}"),
             control: format!("http://127.0.0.1:{control}"),
+            train: format!("http://127.0.0.1:{train}"),
             http: reqwest::Client::builder()
                 .timeout(Duration::from_secs(20))
                 .build()
@@ -126,7 +128,8 @@ impl Fleet {
         printed.into_owned()
     }
 
-    fn spawn(&mut self, role: &'static str) {
+    /// Starts a role, or starts it again.
+    pub fn spawn(&mut self, role: &'static str) {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -148,12 +151,23 @@ impl Fleet {
         }
     }
 
-    /// Sends SIGKILL and starts the role again.
-    fn kill_and_restart(&mut self, role: &'static str) {
+    /// Sends SIGKILL.
+    pub fn kill(&mut self, role: &'static str) {
         let child = self.roles.get_mut(role).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// Sends SIGKILL and starts the role again.
+    pub fn kill_and_restart(&mut self, role: &'static str) {
+        self.kill(role);
         self.spawn(role);
+    }
+
+    /// Adds sections to the configuration, for roles that start later.
+    pub fn configure(&self, sections: &str) {
+        let before = std::fs::read_to_string(&self.config).unwrap();
+        std::fs::write(&self.config, format!("{before}\n{sections}\n")).unwrap();
     }
 
     /// The choice of one completion; `None` while the fleet cannot answer.

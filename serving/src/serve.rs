@@ -120,6 +120,7 @@ impl Replica {
             slots: options.slots,
             floor: options.slots_reserved_for_production,
             engine: engine.clone(),
+            client: client.clone(),
             control,
         };
         tasks.spawn(tide.run(background.clone()));

@@ -27,7 +27,7 @@ use trainer::learn::settings::StepSettings;
 use trainer::publish::run_state::StepRecord;
 use trainer::publish::{Draft, Prepared, Publisher, QuantizedCopies, import_checkpoint};
 use trainer::runs::claim::Claim;
-use trainer::{Environment, Options};
+use trainer::{Computing, Environment, Options};
 use uuid::Uuid;
 
 pub const POLICY: &str = "demo";
@@ -232,6 +232,7 @@ impl World {
             payloads: self.payloads(),
             keys_dir: self.stack.keys_dir.clone(),
             serve_url: serve_url.into(),
+            computing: Computing::default(),
         };
         let shutdown = CancellationToken::new();
         let work = tokio::spawn(trainer::run(options, environment, shutdown.clone()));

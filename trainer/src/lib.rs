@@ -12,11 +12,14 @@
 //! judge/     models behind endpoints that grade rollouts, and their stored answers
 //! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
+//! computing  whether this process computes, over HTTP
 //! ```
 //! The crate knows serving only as a URL, and reads which version an alias serves from the view
 //! `alias`.
 
 pub mod api;
+#[cfg(feature = "torch")]
+mod computing;
 pub mod dataset;
 pub mod judge;
 pub mod learn;
@@ -27,6 +30,8 @@ pub mod runs;
 pub mod select;
 pub mod uses;
 
+#[cfg(feature = "torch")]
+pub use computing::Computing;
 pub use options::Options;
 #[cfg(feature = "torch")]
 pub use runs::{process::run, trainer::Environment};

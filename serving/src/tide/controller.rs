@@ -5,7 +5,8 @@
 //! demand   = production in slots + production that waits
 //! held     = max(demand, held before − release · seconds)      attack at once, release slowly
 //! kept     = max(demand + floor, held, forecast weight · forecast)
-//! lent     = slots − kept, or 0 in a cool-down, outside the windows and when the budget is used up
+//! lent     = slots − kept, or 0 in a cool-down, outside the windows, when the budget is used up, and
+//!            while a trainer on the same machine computes or does not say
 //! ```
 //!
 //! An engine that is lent whole keeps no floor: production goes elsewhere meanwhile.
@@ -32,6 +33,19 @@ pub struct Sample {
     pub first_token: Option<Duration>,
     /// Whether another engine that is not lent whole serves the same version.
     pub has_substitute: bool,
+    pub trainer: Trainer,
+}
+
+/// What the trainer on the replica's machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trainer {
+    /// There is none.
+    #[default]
+    Absent,
+    Waits,
+    Computes,
+    /// It does not say, so it may compute.
+    Silent,
 }
 
 /// What rollouts may use.
@@ -61,6 +75,10 @@ pub enum Why {
     BudgetUsedUp,
     /// The engine is lent whole.
     Whole,
+    /// The trainer on this machine computes.
+    TrainerComputes,
+    /// The trainer on this machine does not say whether it computes.
+    TrainerSilent,
 }
 
 /// Decides for one engine.
@@ -123,7 +141,7 @@ impl Controller {
             why,
             expected,
         };
-        if let Some(why) = self.closed(now) {
+        if let Some(why) = self.closed(now, sample.trainer) {
             return decision(0, false, why);
         }
         if self.may_lend_whole(now, expected) && sample.has_substitute {
@@ -145,7 +163,12 @@ impl Controller {
         decision(self.slots.saturating_sub(most), false, why)
     }
 
-    fn closed(&self, now: OffsetDateTime) -> Option<Why> {
+    fn closed(&self, now: OffsetDateTime, trainer: Trainer) -> Option<Why> {
+        match trainer {
+            Trainer::Computes => return Some(Why::TrainerComputes),
+            Trainer::Silent => return Some(Why::TrainerSilent),
+            Trainer::Absent | Trainer::Waits => {}
+        }
         let windows = &self.options.windows;
         if !windows.is_empty() && !windows.iter().any(|window| window.contains(now)) {
             return Some(Why::OutsideWindow);

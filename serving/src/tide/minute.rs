@@ -101,19 +101,26 @@ impl Minute {
         }
     }
 
-    /// Adds one look. `since`: the totals at the look before. `decision`: of this look, if slots are lent
-    /// by load and forecast.
-    pub fn add(&mut self, took: Duration, sample: &Sample, load: &Load, since: &Totals, decision: Option<&Decision>) {
+    /// Adds one look. `since` and `lent`: the totals at the look before, and the slots that could be used
+    /// from then on. `decision`: of this look, if slots are lent by load and forecast.
+    pub fn add(
+        &mut self,
+        took: Duration,
+        sample: &Sample,
+        load: &Load,
+        since: &Totals,
+        lent: usize,
+        decision: Option<&Decision>,
+    ) {
         let (seconds, totals) = (took.as_seconds_f64().max(0.0), &load.totals);
         let demand = sample.production + sample.production_waiting;
-        let limit = decision.map_or(usize::MAX, |decision| decision.slots);
         let free = usize::try_from(self.slots)
             .unwrap_or(0)
             .saturating_sub(sample.production);
         self.seconds += seconds;
         self.production_slot_seconds += sample.production_slot_seconds;
         self.production_peak = self.production_peak.max(count(demand));
-        self.lendable_slot_seconds += limit.min(free) as f64 * seconds;
+        self.lendable_slot_seconds += lent.min(free) as f64 * seconds;
         self.lent_slot_seconds += sample.lent_slot_seconds;
         self.expected = decision.and_then(|decision| decision.expected);
         self.slot_limit = decision.map(|decision| count(decision.slots));
@@ -186,7 +193,8 @@ mod tests {
         assert_eq!(minute.minute, datetime!(2026-11-02 09:00 UTC));
         let mut load = Load::default();
         let mut before = Totals::default();
-        for (production, slots, why) in [(2, 6, Why::Demand), (5, 1, Why::Floor)] {
+        // the first look decides what may be used until the second
+        for (production, lent, slots, why) in [(2, 5, 4, Why::Demand), (5, 4, 1, Why::Floor)] {
             let sample = Sample {
                 production,
                 production_slot_seconds: production as f64,
@@ -202,11 +210,11 @@ mod tests {
                 why,
                 expected: Some(4.0),
             };
-            minute.add(Duration::seconds(1), &sample, &load, &before, Some(&decision));
+            minute.add(Duration::seconds(1), &sample, &load, &before, lent, Some(&decision));
             before = load.totals.clone();
         }
         assert_eq!((minute.production_slot_seconds, minute.production_peak), (7.0, 5));
-        assert_eq!((minute.lendable_slot_seconds, minute.lent_slot_seconds), (7.0, 2.0));
+        assert_eq!((minute.lendable_slot_seconds, minute.lent_slot_seconds), (8.0, 2.0));
         assert_eq!((minute.slot_limit, minute.why), (Some(1), Some(Why::Floor)));
         assert_eq!(
             (minute.taken_back, minute.alone.tokens, minute.alone.token_ms),

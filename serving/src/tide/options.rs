@@ -2,6 +2,7 @@
 
 use anyhow::ensure;
 use edge::window::Window;
+use ingest::judge::Endpoint;
 use serde::{Deserialize, Serialize};
 
 /// When and how much rollouts and evaluations may use.
@@ -33,6 +34,9 @@ pub struct Options {
     /// A rollout that could not continue for longer is given up, so that its version can be unloaded, in
     /// milliseconds. Its caller gets 429.
     pub parked_ms_max: u64,
+    /// URL of the trainer on this replica's machine: slots are lent only while it computes nothing.
+    /// Default: none.
+    pub beside_trainer: Option<String>,
     /// How long the control role keeps the history, in days.
     pub history_days: u32,
 }
@@ -50,6 +54,7 @@ impl Default for Options {
             first_token_ms_max: 0,
             whole_after_ms: 60_000,
             parked_ms_max: 600_000,
+            beside_trainer: None,
             history_days: 28,
         }
     }
@@ -82,11 +87,22 @@ impl Options {
             "serve.tide.history_days is {}; give 1 to 366",
             self.history_days
         );
-        let parameters = !self.windows.is_empty() || self.slot_seconds_per_day_max > 0 || self.first_token_ms_max > 0;
+        if let Some(url) = &self.beside_trainer {
+            // not printed: it may hold a password
+            ensure!(
+                Endpoint::is_base_url(url),
+                "serve.tide.beside_trainer is not a base URL; give the address of the role `train` on this machine, such \
+                 as http://127.0.0.1:8003"
+            );
+        }
+        let parameters = !self.windows.is_empty()
+            || self.slot_seconds_per_day_max > 0
+            || self.first_token_ms_max > 0
+            || self.beside_trainer.is_some();
         ensure!(
             self.enabled || !parameters,
-            "serve.tide.enabled is false, but windows, slot_seconds_per_day_max or first_token_ms_max is set: they \
-             would limit nothing; enable it or remove them"
+            "serve.tide.enabled is false, but windows, slot_seconds_per_day_max, first_token_ms_max or \
+             beside_trainer is set: they would limit nothing; enable it or remove them"
         );
         Ok(())
     }
@@ -99,6 +115,11 @@ mod tests {
     #[test]
     fn the_defaults_are_valid_and_contradictions_are_refused() {
         Options::default().check().unwrap();
+        let beside = Options {
+            beside_trainer: Some("http://trainer:8003".into()),
+            ..Options::default()
+        };
+        beside.check().unwrap();
         for (json, field) in [
             (r#"{"forecast_weight": 1.5}"#, "forecast_weight"),
             (r#"{"newest_week_weight": 0.0}"#, "newest_week_weight"),
@@ -106,6 +127,12 @@ mod tests {
             (r#"{"parked_ms_max": 0}"#, "parked_ms_max"),
             (r#"{"history_days": 0}"#, "history_days"),
             (r#"{"enabled": false, "slot_seconds_per_day_max": 5}"#, "enabled"),
+            (
+                r#"{"enabled": false, "beside_trainer": "http://trainer:8003"}"#,
+                "enabled",
+            ),
+            (r#"{"beside_trainer": "trainer:8003"}"#, "beside_trainer"),
+            (r#"{"beside_trainer": "http://key@trainer:8003"}"#, "beside_trainer"),
         ] {
             let options: Options = serde_json::from_str(json).unwrap();
             let error = options.check().unwrap_err().to_string();

@@ -1,10 +1,12 @@
-//! Looks at the engines every second, lends, and reports to the control role. The decisions are in
+//! Looks at the engines every second and when a trainer beside them begins or ends to compute, lends,
+//! and reports to the control role. The decisions are in
 //! `controller`; this has the clock and the network. Without the control role it goes on lending, and
 //! keeps the last hours for it.
 
-use super::controller::{Controller, Decision, Sample};
+use super::controller::{Controller, Decision, Sample, Trainer};
 use super::minute::{self, MINUTES_MAX, Minute, Report, USES_MAX, Use};
 use super::options::Options;
+use super::trainer;
 use crate::engine::Engine;
 use crate::engine::caller::Work;
 use crate::engine::load::{Felt, Limit, Load, Totals, Used};
@@ -15,6 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use time::{Date, OffsetDateTime};
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -32,6 +35,8 @@ pub struct Tide {
     /// Of them, slots that are never lent.
     pub floor: usize,
     pub engine: Arc<dyn Engine>,
+    /// Asks the trainer, if one is on this machine.
+    pub client: reqwest::Client,
     /// Where it reports to, if anywhere.
     pub control: Option<Control>,
 }
@@ -62,6 +67,8 @@ pub struct Past {
 /// What is known of one engine.
 struct Watched {
     controller: Controller,
+    /// Slots that may be used since the latest look.
+    lent: usize,
     seen: Totals,
     minute: Minute,
     /// The day, and what had been used when it began.
@@ -73,6 +80,7 @@ type Exchanged = reqwest::Result<Option<Past>>;
 
 struct Running {
     tide: Tide,
+    trainer: watch::Receiver<Trainer>,
     process: Uuid,
     watched: Vec<Watched>,
     looked: OffsetDateTime,
@@ -94,6 +102,7 @@ impl Tide {
         let loads = self.engine.loads();
         let watched = (0..).zip(&loads).map(|(engine, load)| Watched {
             controller: self.controller(),
+            lent: usize::MAX,
             seen: load.totals.clone(),
             minute: Minute::new(engine, self.slots, now),
             day: (now.date(), load.totals.work.clone()),
@@ -107,12 +116,17 @@ impl Tide {
             days_over: Vec::new(),
             remembers: self.control.is_none(),
             connected: true,
+            trainer: match &self.options.beside_trainer {
+                Some(url) => trainer::watch(url, self.client.clone()),
+                None => watch::channel(Trainer::Absent).1,
+            },
             tide: self,
         };
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         let mut reports = tokio::time::interval(REPORT_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut trainer = running.trainer.clone();
         // a slow control role must not keep slots from production
         let mut exchange: Option<BoxFuture<'static, Exchanged>> = None;
         loop {
@@ -125,6 +139,8 @@ impl Tide {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
+                // an error: there is no trainer to watch
+                Ok(()) = trainer.changed() => running.look(OffsetDateTime::now_utc()),
                 _ = looks.tick() => running.look(OffsetDateTime::now_utc()),
                 done = exchanged => {
                     exchange = None;
@@ -155,10 +171,10 @@ impl Running {
         let took = now - self.looked;
         self.looked = now;
         let loads = self.tide.engine.loads();
-        let slots = self.tide.slots;
+        let (slots, trainer) = (self.tide.slots, *self.trainer.borrow());
         let mut limits = Vec::with_capacity(loads.len());
         for (engine, (watched, load)) in self.watched.iter_mut().zip(&loads).enumerate() {
-            let sample = sample(load, &watched.seen);
+            let sample = sample(load, &watched.seen, trainer);
             let decided = watched.controller.look(now, sample);
             let decision = self.tide.options.enabled.then_some(decided);
             if watched.minute.minute != minute::start(now) {
@@ -170,7 +186,7 @@ impl Running {
             }
             watched
                 .minute
-                .add(took, &sample, load, &watched.seen, decision.as_ref());
+                .add(took, &sample, load, &watched.seen, watched.lent, decision.as_ref());
             if watched.day.0 != now.date() {
                 let uses = uses(engine, &watched.day, &watched.seen);
                 self.days_over.extend(uses.into_iter().take(USES_MAX / 2));
@@ -184,6 +200,9 @@ impl Running {
             }));
         }
         self.keep_one_for_production(&loads, &mut limits);
+        for (watched, limit) in self.watched.iter_mut().zip(&limits) {
+            watched.lent = limit.slots;
+        }
         self.tide.engine.lend(&limits);
     }
 
@@ -293,7 +312,7 @@ impl Control {
 }
 
 /// What happened since the look before.
-fn sample(load: &Load, seen: &Totals) -> Sample {
+fn sample(load: &Load, seen: &Totals, trainer: Trainer) -> Sample {
     let slot_seconds = |totals: &Totals, of_production: bool| {
         let work = totals.work.iter();
         let work = work.filter(|(work, _)| (**work == Work::Production) == of_production);
@@ -309,6 +328,7 @@ fn sample(load: &Load, seen: &Totals) -> Sample {
         lent_slot_seconds: since(false),
         first_token: mean_first_token(&load.totals.beside, &seen.beside),
         has_substitute: load.has_substitute,
+        trainer,
     }
 }
 

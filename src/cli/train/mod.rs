@@ -1,5 +1,5 @@
-//! `springtide train`: executes scheduled runs. It has no API; its listener serves health and
-//! metrics.
+//! `springtide train`: executes scheduled runs. It has no API; its listener serves health, metrics and
+//! whether it computes.
 
 mod sft;
 
@@ -7,7 +7,7 @@ use anyhow::ensure;
 use axum::routing::get;
 use edge::auth::key;
 use sqlx::PgPool;
-use trainer::Environment;
+use trainer::{Computing, Environment};
 
 use super::App;
 use crate::config::{Config, Part};
@@ -45,6 +45,10 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
     signing_keys::prepare(config, &role.pool, "train", "trainer").await?;
     let listener = role.listen(config, Part::Train).await?;
     let metrics = role.metrics(config, Part::Train);
+    let computing = Computing::default();
+    let router = metrics
+        .route("/health", get(|| async { "ok" }))
+        .merge(computing.routes());
     let environment = Environment {
         policy: config.policy.name.clone(),
         compute: config.policy.compute,
@@ -56,8 +60,8 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
         keys_dir: config.keys_dir(),
         serve_url: config.serve_url(),
         pool: role.pool,
+        computing,
     };
-    let router = metrics.route("/health", get(|| async { "ok" }));
     // The server stops when the work ends, for whatever reason.
     let done = role.shutdown.child_token();
     let server = tokio::spawn(edge::server::run(listener, router, done.clone()));

@@ -428,6 +428,8 @@ impl<'a> Executor<'a> {
 
     /// The same. `loss`: of the cohort, where the sum over tokens has its gradient but not its value.
     pub async fn step_with_loss(&mut self, inputs: StepInputs, loss: Option<f64>) -> anyhow::Result<StepOutcome> {
+        // a step is one computation, its publication included
+        let _computation = self.trainer.computing.begin();
         let StepInputs {
             settings,
             limits,

@@ -1,5 +1,6 @@
 //! What all runs of a trainer's process share.
 
+use crate::computing::Computing;
 use crate::judge::Judges;
 use crate::options::Options;
 use crate::publish::{Publisher, QuantizedCopies};
@@ -40,6 +41,8 @@ pub struct Environment {
     pub keys_dir: PathBuf,
     /// Base URL of the serving API, for rollouts: `http://127.0.0.1:8000`.
     pub serve_url: String,
+    /// Says whether the trainer computes.
+    pub computing: Computing,
 }
 
 /// What all runs of this process share.
@@ -53,6 +56,7 @@ pub(crate) struct Trainer {
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
+    pub computing: Computing,
     /// Offline runs that are worked on.
     pub working: Working,
     /// Exports, which take no place of others.
@@ -92,6 +96,7 @@ impl Trainer {
             producer,
             judges: Arc::new(judges),
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
+            computing: environment.computing,
             working: Working::default(),
             exporting: Working::default(),
         })

@@ -1,6 +1,8 @@
 //! The scheduler with a fake model whose next token depends on the whole sequence, so that mixed-up
 //! slots show in the tokens.
 
+mod beside_trainer;
+
 use super::*;
 use crate::engine::backend::Step;
 use crate::engine::caller::{Caller, Work};

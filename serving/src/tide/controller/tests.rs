@@ -135,6 +135,20 @@ fn a_day_lends_no_more_than_its_budget_also_after_a_restart() {
 }
 
 #[test]
+fn nothing_is_lent_while_the_trainer_computes_or_is_silent() {
+    let mut controller = Controller::new(4, 1, options());
+    let beside = |trainer| Sample { trainer, ..uses(1) };
+    let samples = [Trainer::Silent, Trainer::Waits, Trainer::Computes, Trainer::Waits].map(beside);
+    let expected = [
+        (0, Why::TrainerSilent),
+        (2, Why::Floor),
+        (0, Why::TrainerComputes),
+        (2, Why::Floor),
+    ];
+    assert_eq!(looks(&mut controller, &samples), expected);
+}
+
+#[test]
 fn an_unused_engine_is_lent_whole_if_another_serves_and_taken_back_at_once() {
     let after_two = Options {
         whole_after_ms: 2_000,
@@ -154,16 +168,22 @@ fn an_unused_engine_is_lent_whole_if_another_serves_and_taken_back_at_once() {
 }
 
 fn sample() -> impl Strategy<Value = Sample> {
-    (0usize..20, 0usize..4, 0usize..20, any::<bool>()).prop_map(|(production, waiting, background, has_substitute)| {
-        Sample {
-            production,
-            production_waiting: waiting,
-            background,
-            production_slot_seconds: production as f64,
-            lent_slot_seconds: background as f64,
-            first_token: None,
-            has_substitute,
-        }
+    let trainer = prop::sample::select(vec![
+        Trainer::Absent,
+        Trainer::Waits,
+        Trainer::Computes,
+        Trainer::Silent,
+    ]);
+    let counts = (0usize..20, 0usize..4, 0usize..20, any::<bool>());
+    (counts, trainer).prop_map(|((production, waiting, background, has_substitute), trainer)| Sample {
+        production,
+        production_waiting: waiting,
+        background,
+        production_slot_seconds: production as f64,
+        lent_slot_seconds: background as f64,
+        first_token: None,
+        has_substitute,
+        trainer,
     })
 }
 
@@ -187,6 +207,9 @@ proptest! {
             let demand = sample.production + sample.production_waiting;
             let free = slots.saturating_sub(demand);
             prop_assert!(decision.slots <= free);
+            if matches!(sample.trainer, Trainer::Computes | Trainer::Silent) {
+                prop_assert_eq!(decision.slots, 0);
+            }
             match decision.whole {
                 true => prop_assert!(demand == 0 && sample.has_substitute),
                 false => prop_assert!(decision.slots == 0 || decision.slots + demand + floor <= slots),

@@ -1,10 +1,12 @@
 //! The thread that a learner lives on, so that libtorch never runs on a worker of the async
 //! runtime.
 //!
-//! Jobs are closures. They run one at a time, in order. Dropping the handle ends the thread after
-//! its current job.
+//! Jobs are closures. They run one at a time, in order. Each counts as a computation of the process
+//! from before it is sent until it has ended. Dropping the handle ends the thread after its current
+//! job.
 
 use super::Learner;
+use crate::computing::Computing;
 use anyhow::{Context, anyhow};
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,17 +21,18 @@ type Job = Box<dyn FnOnce(&mut Option<Learner>) + Send>;
 #[derive(Debug, Clone)]
 pub struct Handle {
     jobs: SyncSender<Job>,
+    computing: Computing,
 }
 
 impl Handle {
     /// Starts the thread without a learner. `threads`: how many libtorch may use for one operation.
-    pub fn spawn(name: &str, threads: u16) -> anyhow::Result<Self> {
+    pub fn spawn(name: &str, threads: u16, computing: Computing) -> anyhow::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(JOBS_WAITING_MAX);
         std::thread::Builder::new()
             .name(name.to_string())
             .spawn(move || serve(&queue, threads))
             .context("start the learner's thread")?;
-        Ok(Handle { jobs })
+        Ok(Handle { jobs, computing })
     }
 
     /// Replaces the learner by the one that `make` builds.
@@ -56,7 +59,9 @@ impl Handle {
         work: impl FnOnce(&mut Option<Learner>) -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let (answer, answered) = oneshot::channel();
+        let computation = self.computing.begin();
         let job: Job = Box::new(move |slot| {
+            let _computation = computation;
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(slot))).unwrap_or_else(|_| {
                 *slot = None; // it may be half changed
                 Err(anyhow!("the learner panicked; its weights are dropped"))

@@ -131,7 +131,9 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
     let arithmetic = trainer.arithmetic.clone();
     let build = move || ExactModel::with_arithmetic(&checkpoint, &arithmetic);
-    let model = Arc::new(tokio::task::spawn_blocking(build).await?.context("build the model")?);
+    let computing = &trainer.computing;
+    let model = computing.on_blocking_thread(build).await?.context("build the model")?;
+    let model = Arc::new(model);
     let limits = ModelLimits {
         context: model.config().max_position_embeddings,
         vocabulary: model.config().vocab_size,
@@ -150,7 +152,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
             trajectories.refuse(read.refused);
             let model = Arc::clone(&model);
             let work = move || score(&model, &read.samples, decline).map(|scores| (read.samples, scores));
-            let (samples, scores) = tokio::task::spawn_blocking(work).await??;
+            let (samples, scores) = computing.on_blocking_thread(work).await??;
             let ids = samples.iter().map(|sample| sample.generation);
             for (id, score) in ids.zip(&scores) {
                 trajectories.add(id, score);

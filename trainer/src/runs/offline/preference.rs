@@ -20,6 +20,7 @@ use super::{
     reason_to_wait, waits,
 };
 use crate::api::preference::{Dpo, Kto, PairBy, step_settings};
+use crate::computing::Computing;
 use crate::dataset::{self, Member, Reference};
 use crate::learn::learner::thread::Handle;
 use crate::learn::preference::{self, LogProbs};
@@ -99,6 +100,7 @@ pub(super) struct Training<'a> {
 /// The base version, and what it gave so far.
 struct Referee {
     model: Arc<ExactModel>,
+    computing: Computing,
     known: HashMap<Uuid, f64>,
 }
 
@@ -282,11 +284,14 @@ impl Referee {
         let checkpoint = trainer.publisher.load(version).await.context("load the base version")?;
         let arithmetic = trainer.arithmetic.clone();
         let build = move || ExactModel::with_arithmetic(&checkpoint, &arithmetic);
-        let model = tokio::task::spawn_blocking(build)
+        let computing = trainer.computing.clone();
+        let model = computing
+            .on_blocking_thread(build)
             .await?
             .context("build the model of the base version")?;
         Ok(Referee {
             model: Arc::new(model),
+            computing,
             known: HashMap::new(),
         })
     }
@@ -306,7 +311,8 @@ impl Referee {
     /// Σ log π_ref of samples that are no generations.
     async fn compute(&self, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
         let model = Arc::clone(&self.model);
-        tokio::task::spawn_blocking(move || score::log_probs(&model, &samples, score::TOKENS_AT_ONCE)).await?
+        let work = move || score::log_probs(&model, &samples, score::TOKENS_AT_ONCE);
+        self.computing.on_blocking_thread(work).await?
     }
 }
 
