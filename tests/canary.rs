@@ -16,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use ingest::event::Generation;
+use ingest::event::{Constraint, Generation, Sampling};
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use sqlx::postgres::PgPoolOptions;
@@ -171,6 +171,13 @@ async fn texts_and_keys_are_found_only_in_tables_and_in_the_log() {
     let generation = Generation {
         user_key: text("logged-user"),
         prompt_ids: PROMPT_IDS.to_vec(),
+        sampling: Some(Sampling {
+            constraint: Some(Constraint {
+                format: "json_schema/1 llguidance/1.9.1".to_owned(),
+                schema: json!({"const": text("schema")}).to_string(),
+            }),
+            ..Sampling::default()
+        }),
         ..crate::ingest::generation()
     };
     let logged = format!("{}/v1/generations", world.ingest);

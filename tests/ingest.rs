@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::auth::{Auth, AuthOptions, Role};
-use ingest::event::{self, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan};
+use ingest::event::{
+    self, Constraint, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan,
+};
 use ingest::log::Producer;
 use ingest::reward::Definition;
 use opentelemetry::trace::TracerProvider;
@@ -173,6 +175,10 @@ pub fn generation() -> Generation {
             top_k: 40,
             logit_bias: BTreeMap::from([(7, -2.5)]),
             kept: Some(vec![40, 3, 12]),
+            constraint: Some(Constraint {
+                format: "json_schema/1 llguidance/1.9.1".to_owned(),
+                schema: r#"{"type": "object", "properties": {"z": {"const": "\u0000"}, "a": {}}}"#.to_owned(),
+            }),
             ..Sampling::default()
         }),
         untrainable: None,

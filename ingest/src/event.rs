@@ -20,8 +20,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use check::{
-    Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, PROMPT_TOKENS_MAX,
-    SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
+    CONSTRAINT_BYTES_MAX, Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
+    PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
 };
 pub(crate) use json::{FeedbackFields, one_body, one_target};
 pub use proof::{Proof, signed_bytes};
@@ -271,6 +271,30 @@ pub struct Sampling {
     /// How many tokens could be drawn, one per sampled token. Absent: readers recompute the set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<Vec<u32>>,
+    /// A grammar that excluded tokens. Absent: none did, or it was not logged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
+}
+
+/// A grammar that excluded tokens, so that readers can compute again which ones.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = SamplingConstraint)]
+pub struct Constraint {
+    /// The rules by which tokens follow from the schema, such as `json_schema/1 llguidance/1.9.1`.
+    pub format: String,
+    /// The text of a JSON schema, at most 64 KiB, with its keys in the request's order.
+    pub schema: String,
+}
+
+/// Without the schema, which is a customer's text.
+impl std::fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let schema_bytes = self.schema.len();
+        f.debug_struct("Constraint")
+            .field("format", &self.format)
+            .field("schema_bytes", &schema_bytes)
+            .finish()
+    }
 }
 
 impl Default for Sampling {
@@ -283,6 +307,7 @@ impl Default for Sampling {
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
             kept: None,
+            constraint: None,
         }
     }
 }

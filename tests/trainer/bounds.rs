@@ -164,7 +164,7 @@ async fn answers_that_their_sampler_calls_untrainable_are_dropped_with_its_code(
 async fn answers_whose_sampling_a_caller_steered_are_not_trained_on() {
     let world = World::start("steered").await;
     world.follow(1, world.base, 0).await;
-    let mut steered = world.sample(world.base, 8).await;
+    let mut steered = world.sample(world.base, 9).await;
     for (one, temperature) in steered.iter_mut().zip([0.01, 0.49, 1.6]) {
         one.temperature = temperature;
     }
@@ -177,6 +177,7 @@ async fn answers_whose_sampling_a_caller_steered_are_not_trained_on() {
         json!({"presence_penalty": -2.0}),
         json!({"frequency_penalty": -2.0}),
         json!({"top_k": 5, "logit_bias": {"7": -100.0}}),
+        json!({"constraint": {"format": "f", "schema": "{}"}}),
     ]) {
         set(&world, "generation", "sampling", one.id, &format!("'{sampling}'")).await;
     }
@@ -192,7 +193,12 @@ async fn answers_whose_sampling_a_caller_steered_are_not_trained_on() {
     let running = world.run(world.options());
     world.head_after(world.base).await;
     running.stop().await;
-    let expected = [("steered_sampling", 5), ("temperature_out_of_range", 3), ("trained", 8)];
+    let expected = [
+        ("constrained_sampling", 1),
+        ("steered_sampling", 5),
+        ("temperature_out_of_range", 3),
+        ("trained", 8),
+    ];
     let expected: BTreeMap<String, usize> = expected.map(|(code, count)| (code.to_owned(), count)).into();
     assert_eq!(codes(&world).await, expected);
 }

@@ -87,7 +87,7 @@ pub fn limits() -> ModelLimits {
     ModelLimits {
         context: 64,
         vocabulary: 61,
-        experts: None,
+        ..ModelLimits::default()
     }
 }
 

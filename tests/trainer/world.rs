@@ -168,6 +168,16 @@ impl World {
 
     /// `seed`: of the base version's weights.
     pub async fn start_seeded(name: &str, config: &ModelConfig, seed: u64) -> Self {
+        let mut checkpoint = random_checkpoint(config, seed);
+        let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
+        checkpoint
+            .files
+            .insert("generation_config.json".into(), generation.to_string().into());
+        Self::start_from(name, checkpoint).await
+    }
+
+    /// `checkpoint`: the base version.
+    pub async fn start_from(name: &str, checkpoint: Checkpoint) -> Self {
         let stack = Stack::start(name).await;
         let key = SigningKey::load_or_create(&stack.keys_dir, "trainer").unwrap();
         let publisher = Publisher {
@@ -181,11 +191,6 @@ impl World {
             run_states_kept: 2,
             quantized: QuantizedCopies::default(),
         };
-        let mut checkpoint = random_checkpoint(config, seed);
-        let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
-        checkpoint
-            .files
-            .insert("generation_config.json".into(), generation.to_string().into());
         let checkpoint = Arc::new(checkpoint);
         tenant::own(&publisher.pool, POLICY, "default", TEST).await.unwrap();
         let base = import_checkpoint(&publisher, checkpoint, "realtime").await.unwrap();

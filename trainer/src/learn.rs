@@ -7,6 +7,7 @@
 //! | advantages and baselines: their formulas | `advantage.rs` |
 //! | AdamW | `optimizer.rs` |
 //! | how tokens were sampled: top-p, penalties, exploration | `behavior.rs`, `explore.rs` |
+//! | answers that a grammar constrained | `grammar.rs` |
 //! | one trajectory as the trainer sees it | `sample.rs` |
 //! | micro-batches | `batch.rs` |
 //! | train/sampler mismatch metrics | `mismatch.rs` |
@@ -22,6 +23,7 @@ pub mod batch;
 pub mod behavior;
 pub mod correction;
 pub mod explore;
+pub mod grammar;
 pub mod guards;
 #[cfg(feature = "torch")]
 pub mod learner;

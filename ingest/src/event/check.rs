@@ -17,6 +17,8 @@ pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
 pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
 /// Entries of a logit bias. OpenAI allows 300.
 pub const LOGIT_BIASES_MAX: usize = 1024;
+/// Bytes of a schema that constrained sampling.
+pub const CONSTRAINT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of a payload. Readers hold it in memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// How far above 0 rounding may put a logprob, nats.
@@ -225,7 +227,13 @@ fn check_parameters(sampling: &Sampling, sampled: usize) -> Result<(), Invalid> 
         format!("{values} entries for {sampled} sampled tokens")
     })?;
     let positive = sampling.kept.iter().flatten().all(|count| *count > 0);
-    ensure(positive, "sampling.kept", "is 0 for a sampled token")
+    ensure(positive, "sampling.kept", "is 0 for a sampled token")?;
+    let Some(constraint) = &sampling.constraint else {
+        return Ok(());
+    };
+    name("sampling.constraint.format", &constraint.format)?;
+    ensure(!constraint.schema.is_empty(), "sampling.constraint.schema", "is empty")?;
+    text("sampling.constraint.schema", &constraint.schema, CONSTRAINT_BYTES_MAX)
 }
 
 fn check_exploration(generation: &Generation) -> Result<(), Invalid> {

@@ -10,8 +10,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    Body, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Proof, Purpose,
-    Retraction, Sampling, Target, Value, VersionSpan, one_target, proto,
+    Body, Constraint, EpisodeEnd, Event, Feedback, FinishReason, Generation, Invalid, PayloadRef, Prefix, Proof,
+    Purpose, Retraction, Sampling, Target, Value, VersionSpan, one_target, proto,
 };
 
 /// Why bytes are not an event.
@@ -274,7 +274,11 @@ message!(PayloadRef {
     media_type
 });
 message!(Proof { sampler, signature });
-message!(Sampling { top_k, min_p, presence_penalty, frequency_penalty, logit_bias, kept }; default repetition_penalty = 1.0);
+message!(Constraint { format, schema });
+message!(
+    Sampling { top_k, min_p, presence_penalty, frequency_penalty, logit_bias, kept, constraint };
+    default repetition_penalty = 1.0
+);
 message!(
     Generation {
         episode_id, segment, turn, policy, line, versions, replica, purpose, run_id, task_id, group_id, surface,

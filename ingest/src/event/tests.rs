@@ -264,9 +264,44 @@ fn both_forms_and_the_digest_include_the_sampling_parameters() {
     assert_eq!(json["generation"]["sampling"]["logit_bias"]["70000"], 1.0);
     assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
     assert_ne!(event.digest(), generation_event().digest());
+    assert!(json["generation"]["sampling"].get("constraint").is_none());
     let short = serde_json::json!({"top_k": 5});
     let short: Sampling = serde_json::from_value(short).unwrap();
     assert_eq!((short.top_k, short.repetition_penalty), (5, 1.0));
+}
+
+#[test]
+fn both_forms_and_what_is_signed_include_the_grammar_that_constrained_the_answer() {
+    let constraint = |schema: &str| Constraint {
+        format: "json_schema/1 llguidance/1.9.1".to_owned(),
+        schema: schema.to_owned(),
+    };
+    let constrained = |schema: &str| Generation {
+        sampling: Some(Sampling {
+            constraint: Some(constraint(schema)),
+            ..Sampling::default()
+        }),
+        ..generation()
+    };
+    // the order of its keys is part of a schema
+    let schema = r#"{"type": "object", "properties": {"z": {"const": "\u0000"}, "a": {}}}"#;
+    let mut event = generation_event();
+    event.body = Body::Generation(constrained(schema));
+    event.check().unwrap();
+    assert_eq!(Event::decode(&event.encode()).unwrap(), event);
+    let json = serde_json::to_value(&event).unwrap();
+    assert_eq!(json["generation"]["sampling"]["constraint"]["schema"], schema);
+    assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
+    let digests = [schema, "{}"].map(|schema| constrained(schema).unsigned_digest());
+    assert_ne!(digests[0], digests[1]);
+    // without it, nothing is written, so the signatures of older events hold
+    let unconstrained = Sampling {
+        top_k: 5,
+        ..Sampling::default()
+    };
+    assert_eq!(unconstrained.write().encode_to_vec(), [8, 5]);
+    // it is a customer's text
+    assert!(!format!("{:?}", constraint(schema)).contains("const"));
 }
 
 /// Has a field that the first producers did not write.
@@ -495,6 +530,24 @@ fn each_broken_rule_names_its_field() {
         }),
         "sampling.kept"
     );
+    for (format, schema, field) in [
+        ("", "{}".to_owned(), "sampling.constraint.format"),
+        ("f", String::new(), "sampling.constraint.schema"),
+        ("f", "\0".to_owned(), "sampling.constraint.schema"),
+        ("f", "x".repeat(CONSTRAINT_BYTES_MAX + 1), "sampling.constraint.schema"),
+    ] {
+        let constraint = Constraint {
+            format: format.to_owned(),
+            schema,
+        };
+        assert_eq!(
+            shaped(Sampling {
+                constraint: Some(constraint),
+                ..some()
+            }),
+            field
+        );
+    }
     let without_share = |g: &mut Generation| (g.declined, g.decline_suppressed) = (false, true);
     assert_eq!(broken(without_share), "decline_suppressed");
     let declined = |g: &mut Generation| (g.decline_suppressed, g.exploration_share) = (true, Some(0.02));

@@ -11,6 +11,10 @@ use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, token_bytes_from_tokenizer_json};
 use serde_json::Value;
 
+/// Names the rules by which masks follow from a schema and a text: those of this module, and of the
+/// library. An answer that was sampled by other rules cannot be scored by these.
+pub const FORMAT: &str = "json_schema/1 llguidance/1.9.1";
+
 /// Longest schema, in bytes of JSON.
 pub const SCHEMA_BYTES_MAX: usize = 128 << 10;
 
@@ -94,12 +98,13 @@ pub struct Matcher(llguidance::Matcher);
 
 impl Matcher {
     /// Sets the logits of ids that cannot come next to −∞. `stop_ids` can come where the text may
-    /// end.
-    pub fn mask(&mut self, logits: &mut [f32], stop_ids: &[u32]) -> Result<(), Error> {
+    /// end; `decline_id` cannot, even if it is one of them, because declining is no JSON.
+    pub fn mask(&mut self, logits: &mut [f32], stop_ids: &[u32], decline_id: Option<u32>) -> Result<(), Error> {
         let mask = self.0.compute_mask_or_eos().map_err(|_| Error::Stuck)?;
         let may_end = self.may_end()?;
         for (id, logit) in (0u32..).zip(logits.iter_mut()) {
             let allowed = match stop_ids.contains(&id) {
+                _ if decline_id == Some(id) => false,
                 true => may_end,
                 false => (id as usize) < mask.len() && mask.is_allowed(id),
             };
@@ -181,7 +186,7 @@ mod tests {
                     (state >> 40) as f32 + if eager { 2e7 } else { 0.0 }
                 })
                 .collect();
-            matcher.mask(&mut logits, &[END]).unwrap();
+            matcher.mask(&mut logits, &[END], None).unwrap();
             let best = (0..=END).max_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]))?;
             if best == END {
                 return String::from_utf8(text).ok();
@@ -217,8 +222,27 @@ mod tests {
             matcher.accept(byte.into()).unwrap();
         }
         let mut logits = vec![0.0; 257];
-        matcher.mask(&mut logits, &[END]).unwrap();
+        matcher.mask(&mut logits, &[END], None).unwrap();
         assert!(logits[usize::from(b'z')].is_finite() && logits[usize::from(b'a')].is_infinite());
+    }
+
+    #[test]
+    fn the_format_names_the_version_of_the_library() {
+        let lock = include_str!("../../../Cargo.lock");
+        let of_library = lock
+            .split("[[package]]")
+            .find(|package| package.contains("name = \"llguidance\""));
+        let version = of_library.unwrap().split('"').nth(3).unwrap();
+        assert!(FORMAT.ends_with(&format!("llguidance/{version}")), "{version}");
+    }
+
+    #[test]
+    fn a_text_may_end_but_never_with_a_decline() {
+        let mut matcher = grammars().compile(&json!({"const": 1})).unwrap();
+        matcher.accept(b'1'.into()).unwrap();
+        let mut logits = vec![0.0; 257];
+        matcher.mask(&mut logits, &[END, 7], Some(7)).unwrap();
+        assert!(logits[END as usize].is_finite() && logits[7].is_infinite());
     }
 
     #[test]
@@ -250,7 +274,7 @@ mod tests {
             if let Ok(mut matcher) = grammars.compile(&schema) {
                 let mut logits = vec![0.0; 257];
                 // either answer is right; that there is one is what counts
-                let _ = matcher.mask(&mut logits, &[END]);
+                let _ = matcher.mask(&mut logits, &[END], None);
             }
         }
     }
@@ -282,7 +306,7 @@ mod tests {
                         (state >> 40) as f32
                     })
                     .collect();
-                matcher.mask(&mut logits, &[end]).unwrap();
+                matcher.mask(&mut logits, &[end], None).unwrap();
                 let work = matcher.0.last_step_stats().unwrap();
                 assert!(work.lexer_cost < MASK_FUEL / 2, "{work:?}");
                 assert!(work.all_items < MASK_ITEMS_MAX / 2, "{work:?}");

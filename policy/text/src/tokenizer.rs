@@ -169,6 +169,14 @@ impl Tokenizer {
         &self.0.stop_ids
     }
 
+    /// Ids that end a sequence: the decline token too, even if the model's configuration does not list
+    /// it.
+    pub fn ending_ids(&self) -> Vec<u32> {
+        let mut ids = self.0.stop_ids.clone();
+        ids.extend(self.0.decline_id.filter(|id| !self.0.stop_ids.contains(id)));
+        ids
+    }
+
     /// The token that the policy samples to decline.
     pub fn decline_id(&self) -> Option<u32> {
         self.0.decline_id

@@ -4,6 +4,7 @@
 mod record;
 
 use super::completions::available_route;
+use super::constraint::UNTRAINABLE;
 use super::detokenize::TextBuilder;
 use super::exploration::Exploration;
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
@@ -271,13 +272,17 @@ impl ChoiceTask {
         };
         // an engine elsewhere names the versions with its last event
         let unsure = begun.started.clone().filter(|_| ended_early && versions.is_none());
+        let engine = begun.started.map(|started| started.engine);
+        let constraint = record::constraint(&self.request, engine);
+        let unknown_masks = self.request.constraint.is_some() && constraint.is_none();
         let mut finished = FinishedChoice {
             id: generation_id,
             prompt_ids: self.prompt_ids.clone(),
             text,
             reason,
             versions,
-            engine: begun.started.map(|started| started.engine),
+            engine,
+            constraint,
             outcome: ChoiceOutcome {
                 stop_reason,
                 generation_id: Some(generation_id),
@@ -288,6 +293,7 @@ impl ChoiceTask {
                 captured: None,
                 untrainable: untrainable
                     .or(self.request.untrainable())
+                    .or(unknown_masks.then_some(UNTRAINABLE))
                     .or(failed.then_some(ENGINE_FAILED)),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },

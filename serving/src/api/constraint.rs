@@ -5,7 +5,8 @@ use edge::Problem;
 use serde_json::{Value, json};
 use text::answer::Tools;
 
-/// Such an answer is never trained on: its tokens are no draws from the policy.
+/// The code of such an answer that is never trained on: because its caller is no run, which could
+/// make any text likely by a schema, or because the trainer cannot know which tokens were excluded.
 pub const UNTRAINABLE: &str = "constrained_sampling";
 
 /// The whole answer is JSON.

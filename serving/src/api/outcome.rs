@@ -2,7 +2,7 @@
 //! answer.
 
 use crate::engine::TokensOfVersion;
-use ingest::event::FinishReason;
+use ingest::event::{Constraint, FinishReason};
 use serde::Serialize;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -35,6 +35,8 @@ pub struct FinishedChoice {
     pub versions: Option<Vec<TokensOfVersion>>,
     /// `None`: our own.
     pub engine: Option<&'static str>,
+    /// What constrained it, if the trainer can compute the same masks from that.
+    pub constraint: Option<Constraint>,
     pub outcome: ChoiceOutcome,
 }
 

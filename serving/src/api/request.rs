@@ -216,9 +216,11 @@ impl GenerationRequest {
         self.purpose == Purpose::Production && self.consent && code.is_none()
     }
 
-    /// The code of why no answer may be trained on, beside the sampling parameters.
+    /// The code of why no answer may be trained on, beside the sampling parameters. A run chooses the
+    /// sampling of its own rollouts.
     pub fn untrainable(&self) -> Option<&'static str> {
-        self.constraint.as_ref().map(|_| constraint::UNTRAINABLE)
+        let constrained = self.constraint.is_some() && self.purpose != Purpose::Rollout;
+        constrained.then_some(constraint::UNTRAINABLE)
     }
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With

@@ -396,7 +396,7 @@ fn loaded_version(target: Target, line: String, shape: Shape, (tokenizer, templa
         context: shape.context,
         vocab: shape.vocab,
         experts: shape.experts,
-        stop_ids: tokenizer.as_ref().map(stop_ids).unwrap_or_default(),
+        stop_ids: tokenizer.as_ref().map(Tokenizer::ending_ids).unwrap_or_default(),
         decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
         tokenizer,
         templates,
@@ -427,13 +427,6 @@ fn read_text(checkpoint: &Checkpoint) -> anyhow::Result<TextParts> {
     let templates = Templates::from_checkpoint(checkpoint)
         .inspect_err(|error| tracing::warn!(%error, "chat templates not read: chat requests are refused"));
     Ok((tokenizer, templates.map(Arc::new).map_err(Arc::new)))
-}
-
-/// The decline token ends a sequence even if the model's configuration does not list it.
-fn stop_ids(tokenizer: &Tokenizer) -> Vec<u32> {
-    let mut ids = tokenizer.stop_ids().to_vec();
-    ids.extend(tokenizer.decline_id().filter(|id| !tokenizer.stop_ids().contains(id)));
-    ids
 }
 
 fn check_content_hash(hash: Digest, target: Target) -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
 //! The behavior policy μ: the distribution that tokens were sampled from, recomputed from the
 //! model's logits.
 //!
-//! Top-p, top-k, min-p, penalties and logit bias change the model's distribution, and so does a
-//! masked decline token. The trainer applies the same changes before it takes log-probabilities of
+//! Top-p, top-k, min-p, penalties and logit bias change the model's distribution, and so do a
+//! grammar and a masked decline token. The trainer applies the same changes before it takes log-probabilities of
 //! these tokens. Then π and μ cover the same ids, and their ratio is 1 if the weights are equal.
 //!
 //! The ids that could be sampled are the candidate tokens. The trainer finds them from its logits,
@@ -26,7 +26,8 @@ pub fn logit_transform(batch: &MicroBatch, logits: &Rows) -> Option<[Vec<f32>; 2
     for token in &batch.reshaped {
         let history = history(batch, token);
         let target = batch.targets[token.index] as u32;
-        let (factor, summand) = distribution(token, logits.row(token.index), &history, target).affine();
+        let allowed = allowed(token, logits.row(token.index).into());
+        let (factor, summand) = distribution(token, &allowed, &history, target).affine();
         factors[token.index * width..][..width].copy_from_slice(&factor);
         summands[token.index * width..][..width].copy_from_slice(&summand);
     }
@@ -49,7 +50,7 @@ pub fn log_behavior(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> 
         match reshaped.next_if(|token| token.index == i) {
             Some(token) => {
                 let history = history(batch, token);
-                distribution(token, &logits, &history, target).log_prob(target)
+                distribution(token, &allowed(token, logits), &history, target).log_prob(target)
             }
             None => {
                 let params = Params {
@@ -74,6 +75,14 @@ fn history(batch: &MicroBatch, token: &ReshapedToken) -> PreviousTokens {
     }
 }
 
+/// The logits with −∞ for the ids that a grammar excluded.
+fn allowed<'a>(token: &ReshapedToken, mut logits: Cow<'a, [f32]>) -> Cow<'a, [f32]> {
+    if let Some(masks) = &token.behavior.masks {
+        masks.exclude(token.position, logits.to_mut());
+    }
+    logits
+}
+
 /// The distribution from which `target` was sampled. Another engine's logits are not bit-equal to
 /// ours, so our candidate tokens may lack the target. They are then extended until they contain it.
 fn distribution<'a>(
@@ -82,7 +91,7 @@ fn distribution<'a>(
     history: &'a PreviousTokens,
     target: u32,
 ) -> Distribution<'a> {
-    let Behavior { params, candidates } = &*token.behavior;
+    let Behavior { params, candidates, .. } = &*token.behavior;
     let logged = candidates
         .as_ref()
         .and_then(|counts| counts.get(token.position).copied());

@@ -27,6 +27,7 @@ pub mod thread;
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
 use crate::learn::correction;
+use crate::learn::grammar::Grammars;
 use crate::learn::guards::{Breach, Limits};
 use crate::learn::loss::Terms;
 use crate::learn::mismatch::{Mismatch, SampleMismatch};
@@ -230,6 +231,7 @@ impl Learner {
             context: config.max_position_embeddings,
             vocabulary: config.vocab_size,
             experts: config.experts.clone(),
+            grammars: Grammars::of(&self.state.checkpoint, config.vocab_size),
         }
     }
 

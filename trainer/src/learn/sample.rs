@@ -1,6 +1,7 @@
 //! One generation as the trainer sees it: exactly the ids and log-probabilities that were logged,
 //! never re-tokenized. It is a trajectory, or a turn of one.
 
+use crate::learn::grammar::{Grammars, Masks};
 use ingest::event::Sampling;
 use model::config::Experts;
 use model::router::Routing;
@@ -110,6 +111,23 @@ impl Sample {
         }
     }
 
+    /// A grammar excluded ids.
+    pub fn constrain(&mut self, masks: Masks) {
+        let plain = || Behavior {
+            params: Params {
+                temperature: self.temperature,
+                ..Params::default()
+            },
+            candidates: None,
+            masks: None,
+        };
+        let behavior = self.behavior.take().map_or_else(plain, Arc::unwrap_or_clone);
+        self.behavior = Some(Arc::new(Behavior {
+            masks: Some(masks),
+            ..behavior
+        }));
+    }
+
     /// A small sample for tests.
     #[cfg(test)]
     pub fn example() -> Self {
@@ -158,10 +176,13 @@ pub struct Behavior {
     pub params: Params,
     /// Number of candidate tokens, one value per sampled token, if it was logged.
     pub candidates: Option<Vec<u32>>,
+    /// Which ids a grammar allowed at each sampled token. `None`: none excluded any.
+    pub masks: Option<Masks>,
 }
 
 impl Behavior {
-    /// `None`: the model's own distribution.
+    /// Without the constraint, which needs a tokenizer: [`Sample::constrain`]. `None`: the model's own
+    /// distribution.
     pub fn from_logged(temperature: f32, top_p: f32, sampling: Option<Sampling>) -> Option<Self> {
         // no `..`: a parameter that is added to the event must be added here
         let Sampling {
@@ -172,6 +193,7 @@ impl Behavior {
             frequency_penalty,
             logit_bias,
             kept: candidates,
+            constraint: _,
         } = sampling.unwrap_or_default();
         let params = Params {
             temperature,
@@ -183,12 +205,16 @@ impl Behavior {
             frequency_penalty,
             logit_bias,
         };
-        (!params.is_plain()).then_some(Behavior { params, candidates })
+        (!params.is_plain()).then_some(Behavior {
+            params,
+            candidates,
+            masks: None,
+        })
     }
 }
 
 /// What a model demands of trajectories.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ModelLimits {
     /// Longest sequence, tokens.
     pub context: i64,
@@ -196,4 +222,5 @@ pub struct ModelLimits {
     pub vocabulary: i64,
     /// `None`: a dense model.
     pub experts: Option<Experts>,
+    pub grammars: Grammars,
 }

@@ -1,20 +1,25 @@
 //! Turns rows into samples. Prompts that were logged in parts are assembled by `ingest`. A row
 //! whose context is lost is dropped with a code, and so is one without a valid signature or with
-//! sampling that a caller steered. A row whose parent may still arrive, or whose object store is
+//! sampling that a caller steered or that cannot be computed again. A row whose parent may still arrive, or whose object store is
 //! unavailable, waits.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use ingest::context::{Broken, Error, ExpertPayloads, Lineages};
 use ingest::payload::{Experts, Store};
 use model::router::Routing;
 use sqlx::PgConnection;
+use tokio::task::JoinError;
 use uuid::Uuid;
 
 use super::row::Row;
 use super::{Coded, provenance};
 use crate::learn::sample::{ModelLimits, Sample};
+
+/// The code of constrained answers whose masks nobody may use, or knows. Samplers say it too.
+const CONSTRAINED: &str = "constrained_sampling";
 
 /// Rows that became samples, and rows that never will. Other rows wait.
 #[derive(Debug, Default)]
@@ -73,12 +78,22 @@ impl Stored {
             None => None,
             Some((experts, payloads)) => available(experts.experts(payloads).await, &mut unavailable)?,
         };
-        let assembled = assemble(
-            self.rows,
-            prompts.unwrap_or_default(),
-            experts.unwrap_or_default(),
-            limits,
-        );
+        let (rows, limits) = (self.rows, limits.clone());
+        // only the masks of rollouts take time to compute
+        let is_constrained = rows.iter().any(|row| !row.production && row.is_constrained());
+        let work = move || assemble(rows, prompts.unwrap_or_default(), experts.unwrap_or_default(), &limits);
+        let assembled = match is_constrained {
+            false => work(),
+            true => match tokio::task::spawn_blocking(work)
+                .await
+                .map_err(JoinError::try_into_panic)
+            {
+                Ok(assembled) => assembled,
+                Err(Ok(panic)) => resume_unwind(panic),
+                // the process ends
+                Err(Err(_)) => Assembled::default(),
+            },
+        };
         Ok(Assembled {
             unavailable,
             ..assembled
@@ -93,7 +108,8 @@ fn assemble(
     limits: &ModelLimits,
 ) -> Assembled {
     let mut assembled = Assembled::default();
-    for row in rows {
+    for mut row in rows {
+        let constraint = row.take_constraint();
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
         let production = row.production;
         if let Err(code) = provenance::check(&row) {
@@ -104,6 +120,11 @@ fn assemble(
         // a run chooses the sampling of its own rollouts
         if let Some(why) = sample.untrainable().filter(|_| production) {
             assembled.broken.entry(why.into()).or_default().push(id);
+            continue;
+        }
+        // a grammar makes text likely, as a bias does; and another engine's masks are its own
+        if constraint.is_some() && (production || sample.engine.is_some()) {
+            assembled.broken.entry(CONSTRAINED.into()).or_default().push(id);
             continue;
         }
         let mut broken = None;
@@ -126,6 +147,12 @@ fn assemble(
                 // the trainer then chooses the experts itself, and the parity guard checks the
                 // result
                 Err(Broken::PayloadMissing) => {}
+                Err(why) => broken = Some(why.code()),
+            }
+        }
+        if let (Some(constraint), None) = (constraint, broken) {
+            match limits.grammars.masks(&constraint, &sample.tokens) {
+                Ok(masks) => sample.constrain(masks),
                 Err(why) => broken = Some(why.code()),
             }
         }

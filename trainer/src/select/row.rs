@@ -3,7 +3,7 @@
 use super::context::Stored;
 use crate::learn::explore;
 use crate::learn::sample::{Behavior, Sample};
-use ingest::event::Sampling;
+use ingest::event::{Constraint, Sampling};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use std::sync::Arc;
@@ -54,6 +54,18 @@ pub(super) struct Row {
     pub unsigned_digest: Option<Vec<u8>>,
     pub finished_at: OffsetDateTime,
     pub public_key: Option<Vec<u8>>,
+}
+
+impl Row {
+    pub fn is_constrained(&self) -> bool {
+        let sampling = self.sampling.as_ref();
+        sampling.is_some_and(|Json(sampling)| sampling.constraint.is_some())
+    }
+
+    /// What constrained its sampling.
+    pub fn take_constraint(&mut self) -> Option<Constraint> {
+        self.sampling.as_mut()?.constraint.take()
+    }
 }
 
 impl From<Row> for Sample {

@@ -2,10 +2,12 @@
 
 use super::ChoiceTask;
 use crate::api::outcome::{FinishedChoice, SampledToken};
+use crate::api::request::GenerationRequest;
 use crate::engine::TokensOfVersion;
 use crate::routing::Route;
-use ingest::event::{FinishReason, Generation, Sampling, VersionSpan};
+use ingest::event::{CONSTRAINT_BYTES_MAX, Constraint, FinishReason, Generation, Sampling, VersionSpan};
 use model::sampling::Params;
+use text::constraint::FORMAT;
 
 /// The generation of a choice that ended. It contains every sampled id, including the stop token.
 pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation {
@@ -50,7 +52,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         consent: request.consent,
         decline_suppressed: choice.explores(),
         exploration_share: choice.exploration.map(|exploration| exploration.share),
-        sampling: sampling(&request.params, &finished.tokens),
+        sampling: sampling(&request.params, finished),
         untrainable: finished.outcome.untrainable.map(str::to_owned),
         engine: finished.engine.map(str::to_owned),
         // added once the event has its time
@@ -87,9 +89,20 @@ fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
     spans
 }
 
-/// The parameters beside temperature and top-p, and how many ids they kept for each token. `None`:
-/// all are neutral.
-fn sampling(params: &Params, tokens: &[SampledToken]) -> Option<Sampling> {
+/// What constrained an answer of this engine. `None`: nothing did, its masks are another engine's, or
+/// the schema is too long for the log.
+pub fn constraint(request: &GenerationRequest, engine: Option<&str>) -> Option<Constraint> {
+    let constraint = request.constraint.as_ref().filter(|_| engine.is_none())?;
+    let schema = constraint.schema.to_string();
+    (schema.len() <= CONSTRAINT_BYTES_MAX).then(|| Constraint {
+        format: FORMAT.to_owned(),
+        schema,
+    })
+}
+
+/// The parameters beside temperature and top-p, how many ids they kept for each token, and what
+/// constrained it. `None`: all are neutral.
+fn sampling(params: &Params, finished: &FinishedChoice) -> Option<Sampling> {
     // without `..`: a new parameter must be logged, or the trainer rebuilds another distribution
     let Params {
         temperature,
@@ -101,7 +114,8 @@ fn sampling(params: &Params, tokens: &[SampledToken]) -> Option<Sampling> {
         frequency_penalty,
         logit_bias,
     } = params.clone();
-    let candidates = || tokens.iter().map(|token| token.candidates).collect();
+    let candidates = |token: &SampledToken| token.candidates;
+    let candidates = || finished.tokens.iter().map(candidates).collect();
     let sampling = Sampling {
         top_k,
         min_p,
@@ -110,6 +124,7 @@ fn sampling(params: &Params, tokens: &[SampledToken]) -> Option<Sampling> {
         frequency_penalty,
         logit_bias,
         kept: (params.truncates() && temperature > 0.0).then(candidates).flatten(),
+        constraint: finished.constraint.clone(),
     };
     (sampling != Sampling::default()).then_some(sampling)
 }
@@ -145,6 +160,7 @@ mod tests {
             reason: FinishReason::Length,
             versions: versions.map(|spans| spans.iter().map(of).collect()),
             engine: None,
+            constraint: None,
             outcome: ChoiceOutcome {
                 stop_reason: None,
                 generation_id: None,
@@ -157,6 +173,27 @@ mod tests {
                 untrainable: None,
             },
         }
+    }
+
+    #[test]
+    fn a_schema_is_logged_if_this_engine_followed_it_and_the_log_has_room() {
+        let constraint = |text: &str, engine| {
+            let body = serde_json::json!({"model": "demo", "messages": [], "response_format":
+                {"type": "json_schema", "json_schema": {"name": "n", "schema": {"z": 1, "a": text}}}});
+            let body = serde_json::from_value(body).unwrap();
+            let request = GenerationRequest::chat(body, &crate::options::Options::default(), "default").unwrap();
+            constraint(&request, engine)
+        };
+        let logged = constraint("b", None).unwrap();
+        assert_eq!(
+            (logged.format.as_str(), logged.schema.as_str()),
+            (FORMAT, r#"{"z":1,"a":"b"}"#)
+        );
+        assert_eq!(constraint("b", Some("vllm")), None);
+        let around = r#"{"z":1,"a":""}"#.len();
+        let longest = "b".repeat(CONSTRAINT_BYTES_MAX - around);
+        assert!(constraint(&longest, None).is_some());
+        assert_eq!(constraint(&format!("{longest}b"), None), None);
     }
 
     #[test]

@@ -203,6 +203,11 @@ fn a_callers_seed_holds_only_where_nothing_is_trained_on() {
     ] {
         assert!(checked(plain.clone()).unwrap().is_trainable(), "{plain}");
     }
+    let format = json!({"type": "json_object"});
+    let body = json!({"model": "demo", "messages": [], "response_format": format, "seed": 42});
+    let chat = serde_json::from_value(body).unwrap();
+    let constrained = GenerationRequest::chat(chat, &Options::default(), "default").unwrap();
+    assert_eq!((constrained.is_trainable(), constrained.first_seed()), (false, 42));
     let run = uuid::Uuid::now_v7().to_string();
     let rollout = json!({"seed": 42, "metadata": {"purpose": "rollout", "run_id": run}});
     assert_eq!(first(rollout), 42);

@@ -2,6 +2,8 @@
 //! says a script.
 
 use super::*;
+use ingest::event::CONSTRAINT_BYTES_MAX;
+use uuid::Uuid;
 
 /// After the 256 bytes.
 const ASSISTANT: u32 = 256;
@@ -456,7 +458,7 @@ async fn a_response_that_fails_says_so_in_its_last_event() {
 const FORCED: &str = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}";
 
 #[tokio::test]
-async fn a_forced_tool_is_called_and_never_trained_on() {
+async fn a_forced_tool_is_called_and_never_trained_on_for_a_user() {
     let server = server_saying(FORCED, HERMES).await;
     let mut body = chat_body();
     body["tool_choice"] = "required".into();
@@ -467,6 +469,7 @@ async fn a_forced_tool_is_called_and_never_trained_on() {
     assert_eq!(choice["untrainable"], "constrained_sampling");
     let logged = server.log.generations().remove(0);
     assert_eq!(logged.untrainable.as_deref(), Some("constrained_sampling"));
+    assert!(logged.sampling.unwrap().constraint.is_some());
     // of the distribution that was sampled from: the first token had few rivals
     assert!(logged.logprobs.iter().all(|logprob| *logprob > -1e-3));
 
@@ -489,6 +492,34 @@ async fn a_forced_tool_is_called_and_never_trained_on() {
     body["tool_choice"] = json!({"type": "function", "name": "weather"});
     let answer = server.ask("/v1/responses", body).await;
     assert_eq!(answer["output"][0]["type"], "function_call");
+}
+
+#[tokio::test]
+async fn a_forced_call_of_a_rollout_is_logged_with_its_schema_and_may_be_trained_on() {
+    let server = server_saying(FORCED, HERMES).await;
+    let mut body = chat_body();
+    body["tool_choice"] = "required".into();
+    body["metadata"] = json!({"purpose": "rollout", "run_id": Uuid::now_v7()});
+    let answer = server.ask("/v1/chat/completions", body.clone()).await;
+    assert_eq!(answer["choices"][0].get("untrainable"), None);
+    // one that is too long for the log
+    let tool = &mut body["tools"][0]["function"]["parameters"];
+    tool["description"] = "x".repeat(CONSTRAINT_BYTES_MAX).into();
+    let answer = server.ask("/v1/chat/completions", body).await;
+    assert_eq!(answer["choices"][0]["untrainable"], "constrained_sampling");
+
+    let logged = server.log.generations();
+    assert_eq!(logged[0].untrainable, None);
+    let constraint = logged[0].sampling.clone().unwrap().constraint.unwrap();
+    assert_eq!(constraint.format, text::constraint::FORMAT);
+    let schema: Value = serde_json::from_str(&constraint.schema).unwrap();
+    let call = &schema["anyOf"][0]["properties"];
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!({"const": "weather"}), &json!({"type": "object"}))
+    );
+    assert_eq!(logged[1].untrainable.as_deref(), Some("constrained_sampling"));
+    assert_eq!(logged[1].sampling, None);
 }
 
 #[tokio::test]

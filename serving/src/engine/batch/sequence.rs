@@ -130,12 +130,7 @@ impl Sequence {
         if let Some(&last) = self.ids.get(prompt.len()..).and_then(<[u32]>::last) {
             constraint.matcher.accept(last)?;
         }
-        constraint.matcher.mask(logits, &version.stop_ids)?;
-        // declining is no JSON
-        if let Some(decline) = version.decline_id {
-            sampling::suppress(logits, decline);
-        }
-        Ok(())
+        constraint.matcher.mask(logits, &version.stop_ids, version.decline_id)
     }
 
     pub fn fail(&self, error: &anyhow::Error) {

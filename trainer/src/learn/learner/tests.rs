@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 mod engines;
 mod episodes;
+mod grammar;
 mod lora;
 
 pub(crate) fn tiny() -> ModelConfig {
@@ -173,6 +174,7 @@ fn drawn(learner: &Learner, params: &Params, n: u64) -> Vec<Sample> {
         sample.behavior = Some(Arc::new(Behavior {
             params: params.clone(),
             candidates,
+            masks: None,
         }));
     }
     samples

@@ -34,6 +34,7 @@ use crate::api::offline::Evaluation;
 use crate::dataset::{self, Member};
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
+use crate::learn::grammar::Grammars;
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::runs::claim::Claim;
 use crate::runs::trainer::Trainer;
@@ -130,7 +131,8 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let checkpoint = trainer.publisher.load(version).await.context("load the version")?;
     let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
     let arithmetic = trainer.arithmetic.clone();
-    let build = move || ExactModel::with_arithmetic(&checkpoint, &arithmetic);
+    let of_model = Arc::clone(&checkpoint);
+    let build = move || ExactModel::with_arithmetic(&of_model, &arithmetic);
     let computing = &trainer.computing;
     let model = computing.on_blocking_thread(build).await?.context("build the model")?;
     let model = Arc::new(model);
@@ -138,7 +140,9 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         context: model.config().max_position_embeddings,
         vocabulary: model.config().vocab_size,
         experts: model.config().experts.clone(),
+        grammars: Grammars::of(&checkpoint, model.config().vocab_size),
     };
+    drop(checkpoint); // the model has its weights
     let decline = decline.filter(|&id| i64::from(id) < limits.vocabulary);
     let mut trajectories = Trajectories::new(&members);
     for slice in generations_of(&members) {

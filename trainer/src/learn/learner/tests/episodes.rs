@@ -117,8 +117,11 @@ fn session(learner: &Learner) -> Vec<Sample> {
                 presence_penalty: 0.2,
                 ..Params::default()
             };
-            let candidates = None;
-            Arc::new(Behavior { params, candidates })
+            Arc::new(Behavior {
+                params,
+                candidates: None,
+                masks: None,
+            })
         });
     }
     turns
