@@ -179,9 +179,10 @@ fn config(linked: &[(Namespace, Link)], port: u16) -> String {
         "policy.base = '{}/models/demo-base'\nlisten.hosts = [{}]\n\
          [trainer]\npoll_ms = 50\n[trainer.realtime]\nenabled = false\n\
          [serve]\nslots = 8\nslots_reserved_for_production = 0\n\
-         [telemetry]\nfilter = \"warn,springtide=info\"\n[client.clusters]\n{}",
+         [telemetry]\nfilter = \"warn,springtide=info\"\n[client]\nserve = 'http://{}:{port}'\n[client.clusters]\n{}",
         env!("CARGO_MANIFEST_DIR"),
         hosts.join(","),
+        addresses[0],
         clusters.concat()
     )
 }
