@@ -1,7 +1,8 @@
 //! A replica on the trainer's machine, with all roles as processes: rollouts that always have work use
-//! its slots while the trainer waits, and none while it computes or is dead.
+//! its slots while the trainer waits, and none while it is dead.
 //!
-//! `SPRINGTIDE_BESIDE_STEPS` makes it a measurement: runs of so many steps, without other rollouts,
+//! `SPRINGTIDE_BESIDE_STEPS` makes it a measurement of what happens while it computes (a unit test of
+//! `serving` has that too): runs of so many steps, without other rollouts,
 //! beside rollouts on a replica that knows nothing of the trainer, and on one that does. The figures
 //! are also in `target/chaos/beside_trainer.json`.
 
@@ -28,8 +29,6 @@ const SAMPLED_EVERY: Duration = Duration::from_millis(150);
 /// Longer than a look, a pass, and the look after it, which counts the pass.
 const TAKEN_BACK: Duration = Duration::from_secs(3);
 const PROMPT_LINES: usize = 6;
-/// Of a test; a measurement has more.
-const STEPS: i64 = 1;
 
 /// One computation or one wait of the trainer, and what the replica counted meanwhile.
 #[derive(Debug)]
@@ -208,11 +207,11 @@ async fn rollout(client: &reqwest::Client, url: &str, body: &Value) -> Result<bo
 }
 
 /// A run whose rollouts are made by this replica too. Returns it once all of its steps are made.
-async fn run(control: &str, steps: i64, group_size: i64) -> Value {
+async fn run(control: &str, steps: i64) -> Value {
     let prompt = "pub fn sum(values: &[u64]) -> u64 {\n    values.iter().sum()\n}\n".repeat(PROMPT_LINES);
     let task = |n| json!({"id": format!("t{n}"), "prompt": format!("{prompt}fn f{n}("), "answer": "values: &[u64])"});
     let request = json!({
-        "kind": "grpo", "tasks": (0..4).map(task).collect::<Vec<_>>(), "group_size": group_size, "tasks_per_step": 2,
+        "kind": "grpo", "tasks": (0..4).map(task).collect::<Vec<_>>(), "group_size": 8, "tasks_per_step": 2,
         "grader": {"type": "text_similarity", "evaluation_metric": "fuzzy_match",
                    "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"},
         "steps": steps, "max_tokens": 64, "learning_rate": 1e-5,
@@ -240,7 +239,6 @@ async fn goes_on(serve: &str, before: f64) {
 
 /// Makes a run, and says what it cost.
 async fn measure(what: &'static str, fleet: &Fleet, stack: &Stack, steps: i64, beside: bool) -> (Figures, Vec<Span>) {
-    let group_size = if steps == STEPS { 4 } else { 8 };
     eventually("the replica serves", DEADLINE, async || fleet.complete("someone").await).await;
     let rollouts = beside.then(|| Rollouts::start(&fleet.serve));
     if beside {
@@ -250,7 +248,7 @@ async fn measure(what: &'static str, fleet: &Fleet, stack: &Stack, steps: i64, b
     let watching = watch(fleet.train.clone(), fleet.serve.clone(), stop.clone());
     let before = replica(&fleet.serve).await.unwrap();
     let began = Instant::now();
-    let done = run(&fleet.control, steps, group_size).await;
+    let done = run(&fleet.control, steps).await;
     let took = began.elapsed().as_secs_f64();
     let after = replica(&fleet.serve).await.unwrap();
     stop.cancel();
@@ -288,18 +286,9 @@ async fn measure(what: &'static str, fleet: &Fleet, stack: &Stack, steps: i64, b
     (figures, spans)
 }
 
-/// While the trainer computes, rollouts get no slot.
+/// While the trainer computes, rollouts get no slot and use none. On a machine with other work a look
+/// may come later than this allows.
 fn check(spans: &[Span]) {
-    let mut read = spans
-        .iter()
-        .filter(|span| span.computing)
-        .flat_map(|span| &span.samples);
-    let is_taken_back = |(_, now): &(Duration, Replica)| now.lendable_slots == 0.0 && now.background_slots == 0.0;
-    assert!(read.any(is_taken_back), "{spans:#?}");
-}
-
-/// And they use none. On a machine with other work a look may come later than this allows.
-fn check_strictly(spans: &[Span]) {
     let of_computations = spans.iter().filter(|span| span.computing);
     let mut compared = 0;
     for span in of_computations {
@@ -318,7 +307,7 @@ fn check_strictly(spans: &[Span]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rollouts_use_the_trainers_machine_while_it_waits_and_only_then() {
+async fn rollouts_use_the_trainers_machine_while_it_waits_and_not_while_it_is_silent() {
     let steps = std::env::var("SPRINGTIDE_BESIDE_STEPS")
         .ok()
         .map(|steps| steps.parse::<i64>().unwrap());
@@ -336,13 +325,13 @@ async fn rollouts_use_the_trainers_machine_while_it_waits_and_only_then() {
     }
     fleet.configure(&format!("beside_trainer = '{}'", fleet.train));
     fleet.kill_and_restart("serve");
-    let (figures, spans) = measure("rollouts, beside_trainer", &fleet, &stack, steps.unwrap_or(STEPS), true).await;
-    all.push(figures);
-    write_figures("beside_trainer.json", &all);
-    check(&spans);
-    if steps.is_some() {
-        check_strictly(&spans);
+    if let Some(steps) = steps {
+        let (figures, spans) = measure("rollouts, beside_trainer", &fleet, &stack, steps, true).await;
+        all.push(figures);
+        write_figures("beside_trainer.json", &all);
+        check(&spans);
     }
+    eventually("the replica serves", DEADLINE, async || fleet.complete("someone").await).await;
 
     // a trainer that does not answer may compute
     let rollouts = Rollouts::start(&fleet.serve);
@@ -354,9 +343,13 @@ async fn rollouts_use_the_trainers_machine_while_it_waits_and_only_then() {
         (engine["why"] == "trainer_silent" && engine["slot_limit"] == 0).then_some(())
     })
     .await;
-    let before = replica(&fleet.serve).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(replica(&fleet.serve).await.unwrap(), before, "nothing is lent");
+    // what the last pass took is counted by the look after it
+    let before = eventually("rollouts use nothing for two looks", DEADLINE, async || {
+        let before = replica(&fleet.serve).await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        replica(&fleet.serve).await.filter(|now| *now == before)
+    })
+    .await;
     fleet.spawn("train");
     goes_on(&fleet.serve, before.slot_ms).await;
     assert_eq!(rollouts.stop().await, 0, "rollouts were lost");
