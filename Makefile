@@ -154,7 +154,7 @@ chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, 
 	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
 		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
 
-bench-clusters: stack python-test ## a run in four clusters over links with delay and loss: harnesses there against harnesses here (root; minutes were not measured yet); STEPS=10
+bench-clusters: stack python-test ## a run in four clusters over links with delay and loss: harnesses there against harnesses here (root; 2 minutes for 6 steps); STEPS=10
 	SPRINGTIDE_CLUSTERS_STEPS=$(or $(STEPS),10) SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python \
 		cargo test $(WORKSPACE) --test it clusters -- --nocapture
 
@@ -292,7 +292,7 @@ bench-tide: stack ## share of idle slots that rollouts use and what production n
 	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace "$(TRACE)" \
 	  --json $(TARGET)/bench/tide.json $(ARGS)
 
-bench-beside-trainer: stack ## share of the trainer's idle time that rollouts use on its machine, and what a step takes without them, beside them, and with serve.tide.beside_trainer (about 5 minutes, a development build); STEPS=6
+bench-beside-trainer: stack ## share of the trainer's idle time that rollouts use on its machine, and what a step takes without them, beside them, and with serve.tide.beside_trainer (a development build; how long it takes was not measured); STEPS=6
 	SPRINGTIDE_BESIDE_STEPS=$(or $(STEPS),6) cargo test $(WORKSPACE) --test it beside_trainer -- --nocapture
 
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'
