@@ -1,10 +1,10 @@
 //! A replica on the trainer's machine, with all roles as processes: rollouts that always have work use
 //! its slots while the trainer waits, and none while it is dead.
 //!
-//! `SPRINGTIDE_BESIDE_STEPS` makes it a measurement of what happens while it computes (a unit test of
-//! `serving` has that too): runs of so many steps, without other rollouts,
-//! beside rollouts on a replica that knows nothing of the trainer, and on one that does. The figures
-//! are also in `target/chaos/beside_trainer.json`.
+//! While it computes: a unit test of `serving`, and this with `SPRINGTIDE_BESIDE_STEPS`, which makes it
+//! a measurement. Then it has runs of so many steps, without other rollouts, beside rollouts on a
+//! replica that knows nothing of the trainer, and on one that does. The figures are also in
+//! `target/chaos/beside_trainer.json`.
 
 use crate::spine::Fleet;
 use crate::support::{Stack, eventually, write_figures};

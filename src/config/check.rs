@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{bail, ensure};
+use ingest::judge::Endpoint;
 
 use super::Config;
 
@@ -24,6 +25,7 @@ impl Config {
         self.check_store()?;
         self.check_learning()?;
         self.check_connections()?;
+        self.check_clusters()?;
         self.tls.check()?;
         self.check_remote_servers()?;
         ensure!(
@@ -115,6 +117,18 @@ impl Config {
             "policy.sync_threads is {}: give 1 to 256",
             self.policy.sync_threads
         );
+        Ok(())
+    }
+
+    fn check_clusters(&self) -> anyhow::Result<()> {
+        for (cluster, url) in &self.client.clusters {
+            // not printed: it may hold a password
+            ensure!(
+                Endpoint::is_base_url(url),
+                "client.clusters.{cluster} is not a base URL; give that of serve in this cluster, such as \
+                 https://serve.eu.example"
+            );
+        }
         Ok(())
     }
 

@@ -124,6 +124,13 @@ fn a_role_on_every_interface_is_reached_over_loopback() {
     assert_eq!(config.control_url(), "https://control.example");
     let config = parse("[client.clusters]\neu = \"https://serve.eu.example/\"").unwrap();
     assert_eq!(config.harness_urls().clusters["eu"], "https://serve.eu.example");
+    let error = parse("[client.clusters]\neu = \"serve.eu.example\"").unwrap().check();
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("client.clusters.eu is not a base URL")
+    );
     let config = parse("[tls]\ntrain = { cert = \"t.pem\", key = \"t.key\" }").unwrap();
     assert_eq!(config.local_url(Part::Train), "https://127.0.0.1:8003");
     assert_eq!(config.serve_url(), "http://127.0.0.1:8000");

@@ -1,7 +1,6 @@
-//! Looks at the engines every second and when a trainer beside them begins or ends to compute, lends,
-//! and reports to the control role. The decisions are in
-//! `controller`; this has the clock and the network. Without the control role it goes on lending, and
-//! keeps the last hours for it.
+//! Looks at the engines every second, and when a trainer beside them begins or ends to compute; lends,
+//! and reports to the control role. The decisions are in `controller`; this has the clock and the
+//! network. Without the control role it goes on lending, and keeps the last hours for it.
 
 use super::controller::{Controller, Decision, Sample, Trainer};
 use super::minute::{self, MINUTES_MAX, Minute, Report, USES_MAX, Use};

@@ -2,8 +2,9 @@
 //! model's logits.
 //!
 //! Top-p, top-k, min-p, penalties and logit bias change the model's distribution, and so do a
-//! grammar and a masked decline token. The trainer applies the same changes before it takes log-probabilities of
-//! these tokens. Then π and μ cover the same ids, and their ratio is 1 if the weights are equal.
+//! grammar and a masked decline token. The trainer applies the same changes before it takes
+//! log-probabilities of these tokens. Then π and μ cover the same ids, and their ratio is 1 if the
+//! weights are equal.
 //!
 //! The ids that could be sampled are the candidate tokens. The trainer finds them from its logits,
 //! which are bit-equal to the sampler's, or from their logged number. Candidate tokens and

@@ -50,7 +50,7 @@ pub struct Options {
     pub compute: Compute,
 }
 
-/// The faster precision of matrix products on this CPU: bf16 needs AVX512-BF16, and is about ten
+/// The faster precision of matrix products on this CPU: bf16 needs AVX512-BF16, and is several
 /// times slower than f32 without.
 pub fn faster_compute() -> Compute {
     #[cfg(target_arch = "x86_64")]
