@@ -286,13 +286,13 @@ bench-serving: stack vllm ## tokens per second and latency at 1 to 64 streams, o
 	SERVERS="$(SERVERS)" scripts/bench-serving.sh $(TARGET)/release/springtide $(TARGET)/release/bench-serving $(VLLM) .springtide/serving-others \
 	  .springtide/llama-88m 2048 0,2,3 $$(nproc) --requests 16 $(ARGS)
 
-bench-tide: stack ## share of idle slots that rollouts use and what production notices, two replicas under TRACE, alone and beside rollouts (5 pairs of 2 × 120 s); TRACE=FILE.csv (AzureLLMInferenceTrace_conv of github.com/Azure/AzurePublicDataset) ARGS='--pairs 1 --seconds 30'
+bench-tide: stack ## share of idle slots that rollouts use and what production notices, two replicas under TRACE, alone and beside rollouts (5 pairs of 2 × 120 s); TRACE=FILE.csv (AzureLLMInferenceTrace_conv of github.com/Azure/AzurePublicDataset) ARGS='--pairs 1 --seconds 30'; after make vllm, ARGS='--vllm .springtide/vllm-venv/bin/vllm --replicas 1'
 	@[ -f "$(TRACE)" ] || { echo "Name the trace: make bench-tide TRACE=FILE.csv (see make help)" >&2; exit 1; }
 	cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-tide
 	$(TARGET)/release/bench-tide --springtide $(TARGET)/release/springtide --trace "$(TRACE)" \
 	  --json $(TARGET)/bench/tide.json $(ARGS)
 
-bench-beside-trainer: stack ## share of the trainer's idle time that rollouts use on its machine, and what a step takes without them, beside them, and with serve.tide.beside_trainer (a development build; how long it takes was not measured); STEPS=6
+bench-beside-trainer: stack ## share of the trainer's idle time that rollouts use on its machine, and what a step takes without them, beside them, and with serve.tide.beside_trainer (a development build, 5 minutes); STEPS=6
 	SPRINGTIDE_BESIDE_STEPS=$(or $(STEPS),6) cargo test $(WORKSPACE) --test it beside_trainer -- --nocapture
 
 bench-engines: libtorch vllm ## updates of a running vLLM under load: tokens of a wrong version, failed requests, gaps; then against a fresh server (15 minutes; downloads vLLM, 3 GB); TENSOR_PARALLEL=2 ARGS='--updates 10'

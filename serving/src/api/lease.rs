@@ -1,14 +1,12 @@
 //! Requests whose base URL carries a lease ([`ingest::lease`]). They become turns of its rollout.
 
-use super::request::{GenerationRequest, name};
+use super::request::{GenerationRequest, name, usual_priority};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
 use edge::Problem;
 use ingest::event::Purpose;
 use ingest::lease::Lease;
 
-/// Of a rollout whose run has priority 0. Lower goes first, but all rollouts wait behind production.
-const PRIORITY: i32 = 100;
 /// Priorities of runs are −100 to 100.
 const RUN_PRIORITY_MAX: i32 = 100;
 
@@ -49,7 +47,8 @@ impl Leased {
         request.seed = None;
         request.user_key = lease.run_id.to_string();
         request.episode_id = Some(lease.id);
-        request.priority = PRIORITY - lease.run_priority.clamp(-RUN_PRIORITY_MAX, RUN_PRIORITY_MAX);
+        let run_priority = lease.run_priority.clamp(-RUN_PRIORITY_MAX, RUN_PRIORITY_MAX);
+        request.priority = usual_priority(Purpose::Rollout) - run_priority;
         request.surface = Lease::SURFACE.to_owned();
         request.purpose = Purpose::Rollout;
         request.run_id = Some(lease.run_id);
@@ -94,7 +93,7 @@ mod tests {
         assert_eq!(request.model, "demo@run-2");
         assert_eq!(
             (request.params.temperature, request.seed, request.priority),
-            (0.7, None, PRIORITY)
+            (0.7, None, usual_priority(Purpose::Rollout))
         );
         assert_eq!(
             (request.purpose, request.surface.as_str()),

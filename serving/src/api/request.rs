@@ -58,6 +58,7 @@ pub struct GenerationRequest {
     /// Whether a model's reasoning is not part of the answer's text.
     pub separate_reasoning: bool,
     pub constraint: Option<Constraint>,
+    /// Lower goes first, within a traffic class.
     pub priority: i32,
     pub surface: String,
     pub purpose: Purpose,
@@ -196,8 +197,11 @@ impl GenerationRequest {
             deadline: Deadline::default(),
             separate_reasoning: false,
             constraint: None,
-            priority: i32::try_from(common.priority.unwrap_or(0))
-                .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, 0 is usual"))?,
+            priority: match common.priority {
+                None => usual_priority(purpose),
+                Some(priority) => i32::try_from(priority)
+                    .map_err(|_| bad("priority does not fit in 32 bits; lower goes first, and it can be left out"))?,
+            },
             surface,
             purpose,
             run_id,
@@ -356,6 +360,15 @@ impl GenerationRequest {
             .with("prompt_tokens", prompt));
         }
         Ok(wanted)
+    }
+}
+
+/// Of a request that gives none. That of rollouts and evaluations is the one of a run whose own
+/// priority is 0, so nobody's go before those of runs unasked.
+pub fn usual_priority(purpose: Purpose) -> i32 {
+    match purpose {
+        Purpose::Production => 0,
+        Purpose::Rollout | Purpose::Evaluation => 100,
     }
 }
 

@@ -90,9 +90,11 @@ impl World {
     }
 
     /// `springtide serve`, once it answers.
-    pub async fn gateway(&self, fleet: Fleet<'_>) -> anyhow::Result<Process> {
+    pub async fn gateway(&self, fleet: Fleet<'_>, settings: &[(&str, String)]) -> anyhow::Result<Process> {
         let mut command = self.command("serve");
-        command.env("SPRINGTIDE__SERVE__REMOTE__VLLM", vllm_setting(fleet));
+        command
+            .env("SPRINGTIDE__SERVE__REMOTE__VLLM", vllm_setting(fleet))
+            .envs(settings.iter().cloned());
         self.run(command, "serve", &format!("http://{}/health", self.address))
             .await
     }

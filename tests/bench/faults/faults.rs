@@ -99,7 +99,7 @@ impl<'a> Faults<'a> {
         }
         let addresses: Vec<_> = places.iter().map(|place| place.address).collect();
         Ok(Faults {
-            gateway: world.gateway(Fleet::Engines(&addresses)).await?,
+            gateway: world.gateway(Fleet::Engines(&addresses), &[]).await?,
             world,
             places,
             engines,
@@ -233,7 +233,7 @@ impl<'a> Faults<'a> {
             true => Fleet::Engines(&engines),
             false => Fleet::Followers(&followers),
         };
-        self.gateway = self.world.gateway(fleet).await?;
+        self.gateway = self.world.gateway(fleet, &[]).await?;
         Ok(())
     }
 

@@ -171,7 +171,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut points = Vec::new();
-    let mut gateway = world.gateway(Fleet::Engines(&[address])).await?;
+    let mut gateway = world.gateway(Fleet::Engines(&[address]), &[]).await?;
     for &streams in &args.streams {
         let engine = format!("http://{address}");
         points.push(point(&args, versions.vocab(), "vLLM", streams, &engine, &world, &gateway).await?);
@@ -179,7 +179,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     gateway.kill()?;
     let pace = Duration::from_millis(args.pace_ms);
     let playback = Playback::start(format!("http://{address}"), pace, RECORDINGS).await?;
-    let mut gateway = world.gateway(Fleet::Engines(&[playback])).await?;
+    let mut gateway = world.gateway(Fleet::Engines(&[playback]), &[]).await?;
     let played = format!("http://{playback}");
     ready(&args, versions.vocab(), &format!("http://{}", world.address)).await?;
     // one after the other, so that each event has one token; after the gateway has named the weights

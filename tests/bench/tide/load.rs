@@ -80,7 +80,7 @@ pub async fn run(
     );
     let counts = Counts::default();
     let streams = match with_rollouts {
-        true => args.slots * urls.len() * ROLLOUTS_PER_SLOT,
+        true => args.slots * args.replicas * ROLLOUTS_PER_SLOT,
         false => 0,
     };
     let run = Uuid::now_v7();

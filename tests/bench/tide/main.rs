@@ -1,6 +1,6 @@
 //! `make bench-tide`: how much of what production leaves rollouts use, and what that costs production.
-//! Two `springtide serve` processes answer a replayed trace, alone and beside rollouts that always
-//! have work, in turns.
+//! Replicas answer a replayed trace, alone and beside rollouts that always have work, in turns: as
+//! many `springtide serve` processes, or with `--vllm` one in front of as many vLLM servers.
 //!
 //! The arrivals and lengths are those of Azure's conversation trace of 2023 (CC-BY 4.0; Patel et al.,
 //! "Splitwise", ISCA 2024). Its hour has no night, so it is thinned: at time x of the run, 0 to 1, a
@@ -18,7 +18,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use bench::process::Process;
 use bench::versions::Versions;
-use bench::world::{World, publish};
+use bench::vllm::Vllm;
+use bench::world::{Fleet, World, publish};
 use clap::Parser;
 use load::Outcome;
 use serde::Serialize;
@@ -28,7 +29,6 @@ use trace::Arrival;
 /// Replicas report at least so often.
 const REPORTED_AFTER: Duration = Duration::from_secs(12);
 const READY_TRIES: usize = 240;
-const REPLICAS: usize = 2;
 
 #[derive(Debug, Clone, Parser, Serialize)]
 struct Args {
@@ -37,6 +37,14 @@ struct Args {
     /// A Hugging Face folder.
     #[arg(long, default_value = "models/demo-base")]
     model: PathBuf,
+    /// vLLM's command, in an environment with our weight-transfer backend. Without it our own engine answers.
+    #[arg(long)]
+    vllm: Option<PathBuf>,
+    /// Starts one vLLM server.
+    #[arg(long, default_value = "scripts/vllm-server.sh")]
+    vllm_script: PathBuf,
+    #[arg(long, default_value_t = 2)]
+    replicas: usize,
     /// CSV of Azure's trace: TIMESTAMP, ContextTokens, GeneratedTokens.
     #[arg(long)]
     trace: PathBuf,
@@ -122,20 +130,15 @@ fn main() -> anyhow::Result<()> {
 
 async fn measure(args: Args) -> anyhow::Result<Report> {
     ensure!(
-        args.pairs > 0 && args.seconds > 0,
-        "--pairs and --seconds must be above 0"
+        args.pairs > 0 && args.seconds > 0 && args.replicas > 0,
+        "--pairs, --seconds and --replicas must be above 0"
     );
     let arrivals = trace::read(&args).context("read the trace")?;
     println!("{} requests of production in {} s", arrivals.len(), args.seconds);
     let world = World::start(&args.springtide, args.slots).await?;
-    let addresses = edge::bind::free_ports::<REPLICAS>()?.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-    let mut replicas = Vec::new();
-    for (number, address) in addresses.into_iter().enumerate() {
-        replicas.push(start(&world, &args, number, address).await?);
-    }
     let versions = Versions::new(&args.model, args.seed)?;
     publish(&world.publisher()?, &versions, 1, None).await?;
-    let urls = addresses.map(|address| format!("http://{address}"));
+    let (processes, urls) = start(&world, &args).await?;
     ready(&urls).await?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for pair in 0..args.pairs {
@@ -152,11 +155,11 @@ async fn measure(args: Args) -> anyhow::Result<Report> {
         "select sum((alone ->> 'token_ms')::float8) / nullif(sum((alone ->> 'tokens')::float8), 0) from tide_minute",
     );
     let decode_step: Option<f64> = step.fetch_one(&world.room.pool).await?.get(0);
-    for mut replica in replicas {
-        replica.kill()?;
+    for mut process in processes {
+        process.kill()?;
     }
     world.stop().await?;
-    let all = args.slots as f64 * REPLICAS as f64 * args.seconds as f64;
+    let all = (args.slots * args.replicas) as f64 * args.seconds as f64;
     let pairs = || alone.iter().zip(&beside);
     let sum = |of: fn(&Used) -> i64| beside.iter().map(|run| of(&run.used)).sum();
     Ok(Report {
@@ -180,7 +183,8 @@ async fn measure(args: Args) -> anyhow::Result<Report> {
     })
 }
 
-async fn start(world: &World, args: &Args, number: usize, address: SocketAddr) -> anyhow::Result<Process> {
+/// The replicas, and where they are asked: all of them in turns, or what stands in front of them.
+async fn start(world: &World, args: &Args) -> anyhow::Result<(Vec<Process>, Vec<String>)> {
     // a run is shorter than the five minutes of a forecast, and knows no other day
     let settings = [
         (
@@ -192,7 +196,31 @@ async fn start(world: &World, args: &Args, number: usize, address: SocketAddr) -
         ("SPRINGTIDE__SERVE__TIDE__RELEASE_SLOTS_PER_S", "4.0".to_owned()),
         ("SPRINGTIDE__SERVE__TIDE__COOL_DOWN_MS", "1000".to_owned()),
     ];
-    world.replica(number, address, &settings).await
+    let vllm = args
+        .vllm
+        .as_ref()
+        .map(|program| Vllm::new(&args.vllm_script, program, &args.model))
+        .transpose()?;
+    let (mut processes, mut addresses) = (Vec::new(), Vec::new());
+    for number in 0..args.replicas {
+        let [port] = edge::bind::free_ports()?;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        processes.push(match &vllm {
+            None => world.replica(number, address, &settings).await?,
+            Some(vllm) => {
+                let log = world.log(&format!("vllm-{number}"));
+                let slots = args.slots.to_string();
+                vllm.start(port, &["--max-num-seqs", &slots], &log).await?.0
+            }
+        });
+        addresses.push(address);
+    }
+    if vllm.is_some() {
+        processes.push(world.gateway(Fleet::Engines(&addresses), &settings).await?);
+        addresses = vec![world.address];
+    }
+    let urls = addresses.iter().map(|address| format!("http://{address}")).collect();
+    Ok((processes, urls))
 }
 
 async fn ready(urls: &[String]) -> anyhow::Result<()> {

@@ -195,6 +195,9 @@ fn page_of_one(run: &Run, curve: &Curve, rollouts: &Progress) -> String {
         (section("What the steps measured", &charts(&[&curve.points.data])))
         (counts("Rollouts without a reward", &rollouts.lost))
         (counts("Generations that were dropped", &curve.waste))
+        @if let Some(result) = &run.result {
+            (section("What came out", &html! { div .card { pre { (pretty(result)) } } }))
+        }
         (section("What was asked for", &html! { div .card { pre { (pretty(&run.config)) } } }))
     };
     document(&title, "", &body)
@@ -302,8 +305,18 @@ mod tests {
     #[test]
     fn the_page_of_a_run_shows_what_was_measured_and_escapes_what_people_wrote() {
         let rollouts = Progress::default();
-        let page = page_of_one(&run("<script>"), &curve(&[0.25, 0.5]), &rollouts);
-        for shown in ["1 of 3", "0.500", "Reward", "95% interval", "stale", "&lt;script&gt;"] {
+        let mut done = run("<script>");
+        done.result = Some(json!({"realism": {"right_share": 0.51}}));
+        let page = page_of_one(&done, &curve(&[0.25, 0.5]), &rollouts);
+        for shown in [
+            "1 of 3",
+            "0.500",
+            "Reward",
+            "95% interval",
+            "stale",
+            "&lt;script&gt;",
+            "right_share",
+        ] {
             assert!(page.contains(shown), "{shown}: {page}");
         }
         assert!(!page.contains("<script>") && !page.contains("Entropy"), "{page}");

@@ -105,6 +105,22 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
 }
 
 #[test]
+fn rollouts_and_evaluations_come_after_those_of_runs_with_a_priority() {
+    let priority = |fields| checked(fields).unwrap().priority;
+    let run = Uuid::from_u128(1);
+    assert_eq!(priority(json!({})), 0);
+    for purpose in ["rollout", "evaluation"] {
+        let metadata = json!({"purpose": purpose, "run_id": run});
+        assert_eq!(
+            priority(json!({"metadata": metadata})),
+            100,
+            "as of a run of priority 0"
+        );
+        assert_eq!(priority(json!({"metadata": metadata, "priority": 7})), 7);
+    }
+}
+
+#[test]
 fn neutral_values_of_unsupported_fields_are_accepted() {
     checked(json!({"echo": false, "best_of": 2, "n": 2, "frequency_penalty": 0, "logit_bias": {}})).unwrap();
 }
