@@ -39,6 +39,7 @@ forbid serving ""    tch torch-sys trainer demo world
 # the wheel wraps `artifact` alone
 forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge ingest trainer serving demo
 forbid report  ""    sqlx tokio reqwest demo
+forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge ingest artifact store model text trainer serving demo world
 forbid demo    ""    tch torch-sys edge ingest store trainer serving
 
 # Each table has one writing crate.
@@ -47,7 +48,7 @@ writer() {
     tenant | policy | tenant_consent | api_key | api_key_revision | audit | sampler) echo edge ;;
     event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
     run | run_event | step | published_intent | version | line | disposition | trajectory_use | dataset | baseline | task | rollout | judge_answer | run_judge) echo trainer ;;
-    assignment | release | transition | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
+    assignment | release | transition | canary | canary_transition | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
     *) echo nobody ;;
   esac
 }
@@ -55,7 +56,7 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh names no writer for the table $table"
 done
-for place in edge ingest policy trainer serving report demo src; do
+for place in edge ingest policy trainer serving report evidence demo src; do
   files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
   # Statements may span lines, so each file is searched as one text.
   # shellcheck disable=SC2086

@@ -148,6 +148,15 @@ BODIES = {
         arms=list_of(record(["alias", "weight"], alias={"enum": ["learner", "champion", "base", "none"]},
                             weight={"type": "number"}, explore={"type": "number"})),
     ),
+    "/v1/canaries": record(
+        ["version"], version={"type": "integer"}, reason=TEXT,
+        strategy=record(
+            steps=list_of({"anyOf": [record(["setWeight"], setWeight={"type": "number"}), record(["pause"], pause=record(duration=TEXT))]}),
+            judge=record(margin={"type": "number"}, effect={"type": "number"}, alpha={"type": "number"}, usersMin=COUNT),
+            requiresApproval=COUNT,
+        ),
+    ),
+    "/v1/canaries/{id}/{decision}": record(reason=TEXT),
     "/v1/replicas/{id}": record(
         ["cluster", "policy", "address", "epoch", "resident", "ready"],
         cluster=TEXT, policy=TEXT, address=TEXT, epoch={"type": "integer"}, ready={"type": "boolean"},
@@ -177,13 +186,14 @@ QUERIES = {
     "/v1/runs/compare": dict(ids=TEXT),
     "/v1/versions": dict(limit=COUNT, after=COUNT, line=TEXT),
     "/v1/releases": dict(limit={"type": "integer"}, alias=TEXT),
+    "/v1/canaries": dict(limit={"type": "integer"}),
     "/v1/swaps": dict(limit={"type": "integer"}, replica=TEXT),
     "/v1/tide": dict(hours={"type": "integer"}),
     "/v1/ledger/cost": dict(days={"type": "integer"}, run=UUID),
     "/v1/ledger": dict(policy=TEXT, purpose=TEXT, since={"type": "string", "format": "date-time"}),
     "/v1/store": dict(prefix=TEXT),
 }
-PARAMETERS = {"id": {"anyOf": [UUID, TEXT]}, "serial": {"type": "integer"}}
+PARAMETERS = {"id": {"anyOf": [UUID, TEXT]}, "serial": {"type": "integer"}, "decision": {"enum": ["approve", "hold", "resume", "promote", "abort", "rollback", "wait"]}}
 
 
 @schemathesis.hook

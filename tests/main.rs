@@ -54,6 +54,7 @@ mod quantized;
 mod quotas;
 mod relay;
 mod relay_link;
+mod release_canary;
 #[cfg(feature = "torch")]
 mod revocation;
 #[cfg(feature = "torch")]

@@ -37,9 +37,19 @@ impl<K> Default for Clusters<K> {
 
 impl<K: Ord> Clusters<K> {
     pub fn add(&mut self, key: K, value: f64) {
+        self.add_many(key, value, 1.0);
+    }
+
+    /// Adds `count` values at once, whose sum is `sum`.
+    pub fn add_many(&mut self, key: K, sum: f64, count: f64) {
         let cluster = self.0.entry(key).or_default();
-        cluster.sum += value;
-        cluster.n += 1.0;
+        cluster.sum += sum;
+        cluster.n += count;
+    }
+
+    /// Each cluster's key, sum and number of values.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, f64, f64)> {
+        self.0.iter().map(|(key, cluster)| (key, cluster.sum, cluster.n))
     }
 
     /// How many clusters there are.

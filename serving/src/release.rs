@@ -7,6 +7,7 @@
 //! weights, lines or runs.
 
 pub mod audited;
+mod canary;
 pub mod decide;
 mod experiment;
 mod http;
@@ -32,6 +33,8 @@ use store::Store;
 
 /// The frozen arm: the first version of the realtime line.
 pub const BASE: &str = "base";
+/// The version that some of `champion`'s users get while it is compared with `champion`.
+pub const CANARY: &str = "canary";
 /// The result of the latest successful offline run.
 pub const CANDIDATE: &str = "candidate";
 /// The line that production feedback trains.

@@ -15,7 +15,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
             "up", "serve", "follow", "ingest", "control", "train", "relay", "world", "demo",
         ],
     ),
-    ("Release", &["release", "policy"]),
+    ("Release", &["release", "canary", "policy"]),
     ("Training", &["run", "dataset", "corpus", "tide"]),
     ("Data", &["dlq", "reward"]),
     (

@@ -1,6 +1,7 @@
 //! The command line. One file or folder per command; each is a clap type with `run(self, &App)`.
 
 pub mod audit;
+mod canary;
 mod config;
 mod control;
 mod control_client;
@@ -104,6 +105,9 @@ enum Command {
     /// Show which version serves whom, and change it.
     #[command(subcommand)]
     Release(release::Command),
+    /// Try a version on some of champion's users first, and see what the evidence says.
+    #[command(subcommand)]
+    Canary(canary::Command),
     /// Show how much of the fleet rollouts use, and what that costs production.
     Tide(tide::Args),
     /// Schedule and watch training runs.
@@ -281,6 +285,7 @@ impl Command {
             Self::Corpus(args) => args.run(app).await?,
             Self::Demo(args) => args.run(app).await?,
             Self::Release(command) => command.run(app).await?,
+            Self::Canary(command) => command.run(app).await?,
             Self::Tide(args) => args.run(app).await?,
             Self::Run(command) => command.run(app).await?,
             Self::Dataset(command) => command.run(app).await?,

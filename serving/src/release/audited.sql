@@ -25,6 +25,22 @@ with known as (
            case
                when r.kind is null then 'no release led to it'
                when r.to_version <> m.version then format('its release names version %s', r.to_version)
+               when r.kind = 'canary' and exists (
+                        select from canary c
+                        join canary_transition t on t.canary_id = c.id
+                        -- somebody proposed it
+                        join audit p on p.action = 'canary.propose' and p.subject = c.id::text
+                                    and p.detail = format('version %s of %s', c.version, c.policy)
+                        where c.policy = m.policy and t.epoch = m.epoch
+                          and (m.alias = 'canary' and m.version = c.version
+                               or m.alias = 'champion' and m.version = c.version and t.event in ('pass', 'promote')
+                               or m.alias = 'champion' and m.version = c.control and t.event = 'rollback')
+                          -- and a person who decided is in the audit with the same reason
+                          and (t.actor = 'release' or exists (
+                                   select from audit a
+                                   where a.action = 'canary.' || t.event and a.subject = c.id::text
+                                     and (a.actor, a.reason) = (t.actor, t.reason)))) then null
+               when r.kind = 'canary' then 'no decision about a canary led to it'
                when r.kind <> 'follow' and q.action is null then format('the audit has no request to %s it', r.kind)
                when r.kind <> 'follow' and (q.actor, q.reason) <> (r.actor, r.reason)
                    then 'the audit names another person or reason'

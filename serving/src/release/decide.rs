@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{LEARNER, LearningAlias};
-use arms::Experiment;
+use super::{ArmOptions, LEARNER, LearningAlias};
+use arms::{Draft, Experiment};
 
 /// Everything that decisions depend on, as of one moment.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +28,8 @@ pub struct ReleaseState {
     pub parents: BTreeMap<i64, i64>,
     /// `None`: no arms were written yet.
     pub experiment: Option<Experiment>,
+    /// Whether a canary has users. The arms stay as they are meanwhile.
+    pub canary_serves: bool,
 }
 
 /// What the configuration says about following.
@@ -91,6 +93,8 @@ pub struct Change {
     pub follows: Option<String>,
     pub branch: i32,
     pub withdrawn: bool,
+    /// Of a canary: the share of `champion`'s users that it takes.
+    pub share: Option<f64>,
     pub reason: String,
 }
 
@@ -131,8 +135,15 @@ impl ReleaseState {
             follows: None,
             branch: current.map_or(0, |alias| alias.branch),
             withdrawn: false,
+            share: None,
             reason: reason.into(),
         }
+    }
+
+    /// What a changed configuration makes of the arms. `None`: nothing, or not now.
+    pub fn configured(&self, arms: &[ArmOptions]) -> Option<Draft> {
+        let draft = arms::by_configuration(self.experiment.as_ref(), arms)?;
+        (!self.canary_serves).then_some(draft)
     }
 
     /// One alias as it is, for a new epoch that has other arms or takes another's place. `None`:

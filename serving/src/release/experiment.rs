@@ -181,6 +181,7 @@ fn into_problem(error: &RequestError) -> Problem {
         | RequestError::NoAlias(_)
         | RequestError::NoLearningArm(_)
         | RequestError::LearnerUnused
+        | RequestError::CanaryServes
         | RequestError::Replaced(_) => Problem::conflict(error),
     }
 }

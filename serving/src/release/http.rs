@@ -3,7 +3,7 @@
 
 use super::decide::Change;
 use super::decide::manual::{self, ReleaseRequest, RequestError};
-use super::{ReleaseService, experiment, tables};
+use super::{CANARY, ReleaseService, canary, experiment, tables};
 use crate::database::{page_limit, unavailable};
 use artifact::digest::Digest;
 use axum::extract::State;
@@ -33,6 +33,7 @@ pub fn routes(service: ReleaseService) -> Routes {
         .route(Scope::Read, "/v1/releases", "List releases", get(releases))
         .route(Scope::Release, "/v1/releases", "Move an alias", post(request_release))
         .merge(experiment::routes())
+        .merge(canary::http::routes())
         .with_state(service)
 }
 
@@ -227,6 +228,11 @@ async fn request_release(
     let before = tables::served_before(&mut transaction, policy, &request.alias)
         .await
         .map_err(unavailable)?;
+    if request.alias == CANARY && canary::serves(&mut transaction, policy).await.map_err(unavailable)? {
+        return Err(Problem::conflict(
+            "a canary is under way, and the alias `canary` is its: decide about it with `springtide canary`, or abort it first",
+        ));
+    }
     let changes = manual::decide(&state, before, &request).map_err(|error| {
         tracing::info!(alias = request.alias, kind, reason = %error, "release refused");
         into_problem(&error)

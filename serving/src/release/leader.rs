@@ -5,7 +5,7 @@
 //! documents, plans the automatic changes and writes them as one epoch.
 
 use super::decide::{Change, ReleaseState, arms, automatic};
-use super::{ArmOptions, ReleaseService, audited, tables};
+use super::{ArmOptions, ReleaseService, audited, canary, tables};
 use anyhow::Context;
 use edge::audit::{self, Actor};
 use sqlx::PgConnection;
@@ -74,6 +74,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut timestamp: Option<Instant> = None;
+    let mut looks = Looks::default();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -84,6 +85,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
             timestamp = Some(Instant::now());
         }
         round(service, &mut connection).await?;
+        look_at_canaries(service, &mut connection, &mut looks).await;
         if !warned {
             warned = warn(service, &mut connection).await?;
         }
@@ -122,6 +124,31 @@ async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> an
     Ok(())
 }
 
+/// Looks at the canaries, unless that was a moment ago. What fails is logged: aliases follow their lines
+/// whatever canaries do.
+async fn look_at_canaries(service: &ReleaseService, connection: &mut PgConnection, looks: &mut Looks) {
+    if looks.next.is_some_and(|next| Instant::now() < next) {
+        return;
+    }
+    let began = Instant::now();
+    let looked = async {
+        if canary::round(service, connection).await? > 0 {
+            service.publish_missing().await?;
+        }
+        anyhow::Ok(())
+    };
+    if let Err(error) = looked.await {
+        tracing::error!(error = format!("{error:#}"), "could not look at the canaries");
+    }
+    looks.next = Some(Instant::now() + canary::LOOK_EVERY.max(10 * began.elapsed()));
+}
+
+/// When the canaries are looked at next.
+#[derive(Default)]
+struct Looks {
+    next: Option<Instant>,
+}
+
 /// Publishes, plans, writes, publishes.
 async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<Round> {
     let epoch = service.publish_missing().await?;
@@ -154,7 +181,7 @@ async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyho
 /// What `decide` decides, or one alias as it is if the configuration changes the arms alone.
 fn changes(state: &ReleaseState, configured: &[ArmOptions], decide: fn(&ReleaseState) -> Vec<Change>) -> Vec<Change> {
     let changes = decide(state);
-    if changes.is_empty() && arms::by_configuration(state.experiment.as_ref(), configured).is_some() {
+    if changes.is_empty() && state.configured(configured).is_some() {
         return state.restate("stated again with other arms").into_iter().collect();
     }
     changes
@@ -179,7 +206,7 @@ async fn write_changes(
     let (epoch, _) = tables::write(&mut transaction, policy, taken, "follow", "follow", &changes)
         .await
         .context("write assignment")?;
-    if let Some(draft) = arms::by_configuration(state.experiment.as_ref(), configured) {
+    if let Some(draft) = state.configured(configured) {
         let role = audit::role_name("control");
         let actor = Actor { key: None, name: &role };
         audited::write_experiment(&mut transaction, policy, epoch, &draft, actor)
@@ -204,12 +231,15 @@ fn restate(state: &ReleaseState) -> Vec<Change> {
 }
 
 impl ReleaseService {
-    /// What a new leader does first, then one round of the loop and a timestamp; for tests of
-    /// releases. Only [`run`] shows what a leader does that meets a document in its way.
+    /// What a new leader does first, then one round of the loop, a look at the canaries and a timestamp;
+    /// for tests of releases. Only [`run`] shows what a leader does that meets a document in its way.
     pub async fn round(&self) -> anyhow::Result<Round> {
         let mut connection = self.0.pool.acquire().await.context("connect")?;
         catch_up(self, &mut connection).await?;
         let done = round(self, &mut connection).await?;
+        if canary::round(self, &mut connection).await? > 0 {
+            self.publish_missing().await?;
+        }
         self.publish_timestamp().await?;
         Ok(done)
     }

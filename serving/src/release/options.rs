@@ -1,6 +1,7 @@
 //! Configuration of the release loop and of the experiment.
 
 use super::BASE;
+use super::canary::Strategy;
 use anyhow::{bail, ensure};
 use artifact::assignment::{CHAMPION, EXPLORE_MAX, LEARNER};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ pub struct Options {
     pub champion_every: u32,
     /// How often lines and runs are polled, milliseconds. Default: 250.
     pub poll_interval_ms: u64,
+    /// How a canary goes on whose proposal does not say it.
+    pub canary: Strategy,
 }
 
 /// One arm of the experiment.
@@ -100,6 +103,7 @@ impl Default for Options {
             arms: vec![arm(LEARNER, 0.3, 0.02), arm(CHAMPION, 0.5, 0.0), arm(BASE, 0.2, 0.0)],
             champion_every: 1,
             poll_interval_ms: 250,
+            canary: Strategy::default(),
         }
     }
 }
@@ -119,6 +123,9 @@ impl Options {
             self.champion_every
         );
         ensure!(self.poll_interval_ms > 0, "release.poll_interval_ms must be at least 1");
+        if let Err(error) = self.canary.check() {
+            bail!("release.canary.{error}");
+        }
         Ok(())
     }
 }

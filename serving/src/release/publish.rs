@@ -4,7 +4,7 @@
 //! The rows in the database are authoritative. Publishing can be repeated: a document is written
 //! only if it is absent, so the next leader publishes what a crashed one left out.
 
-use super::decide::arms::Experiment;
+use super::decide::arms::{Experiment, with_canary};
 use super::{ReleaseService, tables};
 use anyhow::Context;
 use artifact::assignment::{self, Arm, Assignment, EPOCH_JUMP_MAX, Target};
@@ -254,7 +254,7 @@ impl ReleaseService {
     async fn document(&self, epoch: i64) -> anyhow::Result<Assignment> {
         let inner = &self.0;
         let rows = sqlx::query!(
-            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, v.root
+            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, a.share, v.root
                from assignment a
                join version v on v.policy = a.policy and v.serial = a.version
                where a.policy = $1 and a.epoch <= $2
@@ -274,10 +274,12 @@ impl ReleaseService {
         .await
         .context("read epoch")?;
         let mut aliases = BTreeMap::new();
+        let mut canary = None;
         for row in rows.into_iter().filter(|row| !row.withdrawn) {
             let root = Digest::from_slice(&row.root)
                 .with_context(|| format!("version {} has a content hash of {} bytes", row.version, row.root.len()))?;
             let version = row.version;
+            canary = canary.or(row.share);
             aliases.insert(row.alias, Target { version, root });
         }
         let (arms, salt) = match self.experiment(epoch).await? {
@@ -285,10 +287,15 @@ impl ReleaseService {
             None => (inner.options.arms.clone(), String::new()),
         };
         let arms = arms.into_iter().filter(|arm| aliases.contains_key(&arm.alias));
+        let arms = match canary {
+            Some(share) => with_canary(arms, share),
+            None => arms.collect(),
+        };
         Ok(Assignment {
             policy: inner.policy.clone(),
             epoch,
             arms: arms
+                .into_iter()
                 .map(|arm| Arm {
                     alias: arm.alias,
                     weight: arm.weight,

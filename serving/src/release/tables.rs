@@ -70,7 +70,8 @@ pub async fn read(connection: &mut PgConnection, policy: &str, rules: Rules) -> 
         lines,
         runs,
         parents: parents(&mut *connection, policy, rules).await?,
-        experiment: experiment(connection, policy, i64::MAX).await?,
+        experiment: experiment(&mut *connection, policy, i64::MAX).await?,
+        canary_serves: super::canary::serves(connection, policy).await?,
     })
 }
 
@@ -187,15 +188,16 @@ pub async fn write(
     let mut releases = Vec::with_capacity(changes.len());
     for change in changes {
         sqlx::query!(
-            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn)
-             values ($1, $2, $3, $4, $5, $6, $7)",
+            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn, share)
+             values ($1, $2, $3, $4, $5, $6, $7, $8)",
             policy,
             epoch,
             change.alias,
             change.to,
             change.follows,
             change.branch,
-            change.withdrawn
+            change.withdrawn,
+            change.share
         )
         .execute(&mut **transaction)
         .await?;

@@ -80,17 +80,21 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let replicas: Value = client.get("/v1/replicas", &[]).await?;
     // before the first version there is none
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
+    let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await?;
+    let canary = rows(&canaries["canaries"]).find(|canary| canary["share"].as_f64() > Some(0.0));
     let document = json!({
         "policy": aliases["policy"],
         "epoch": aliases["epoch"],
         "aliases": aliases["aliases"],
         "experiment": experiment,
+        "canary": canary,
         "replicas": replicas["replicas"],
         "releases": rows(&releases["releases"]).take(history).collect::<Vec<_>>(),
     });
     let now = time::OffsetDateTime::now_utc();
     output.print(&document, || {
-        view::page(&aliases, &releases, &replicas, &experiment, history, now)
+        let canary = canary.map(view::canary).unwrap_or_default();
+        canary + &view::page(&aliases, &releases, &replicas, &experiment, history, now)
     })
 }
 

@@ -55,6 +55,18 @@ pub fn page(
     page
 }
 
+/// The canary under way, in one line, as it stands before everything else.
+pub fn canary(canary: &Value) -> String {
+    let share = canary["share"].as_f64().unwrap_or(0.0) * 100.0;
+    format!(
+        "canary: {share:.0}% of champion's users get version {} beside version {}; it is {} (`springtide canary show`; to end \
+         it: `springtide canary abort --reason '…'`)\n\n",
+        canary["version"],
+        canary["control"],
+        cell(&canary["state"]),
+    )
+}
+
 fn alias_row(alias: &Value, releases: &Value, experiment: &Value, now: OffsetDateTime) -> [String; 7] {
     let name = cell(&alias["alias"]);
     let root = alias["root"].as_str().unwrap_or("unknown");
@@ -200,6 +212,16 @@ mod tests {
         ] {
             assert!(page.contains(expected), "no {expected:?} in\n{page}");
         }
+    }
+
+    #[test]
+    fn a_canary_under_way_is_one_line() {
+        let under_way = json!({"version": 41, "control": 40, "state": "held", "share": 0.25});
+        let line = canary(&under_way);
+        assert!(
+            line.starts_with("canary: 25% of champion's users get version 41 beside version 40; it is held"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Pure; `release::experiment` carries requests out, the release loop the configuration.
 
 use super::super::options::check_arms;
-use super::super::{ArmOptions, LEARNER, Learning, LearningAlias};
+use super::super::{ArmOptions, CANARY, CHAMPION, LEARNER, Learning, LearningAlias};
 use super::ReleaseState;
 use super::manual::check_name;
 use artifact::assignment;
@@ -130,6 +130,11 @@ pub enum RequestError {
          move to learner, follow docs/guide-release.md, How traffic is shared"
     )]
     LearnerUnused,
+    #[error(
+        "a canary has users of champion, and other arms would end the comparison: end it first, with \
+         `springtide canary abort --reason …`"
+    )]
+    CanaryServes,
     #[error("experiment {0} is not in force any more: look again with GET /v1/experiment")]
     Replaced(Uuid),
 }
@@ -151,6 +156,9 @@ pub fn by_request(
     assignment::check_salt(&salt).map_err(|error| malformed(&error))?;
     if state.aliases.iter().all(|alias| alias.withdrawn) {
         return Err(RequestError::NothingAssigned);
+    }
+    if state.canary_serves {
+        return Err(RequestError::CanaryServes);
     }
     if let Some(replaces) = request.replaces
         && current.is_none_or(|current| current.id != replaces)
@@ -179,6 +187,31 @@ pub fn by_request(
         source: Source::Request,
         reason: request.reason.clone(),
     }))
+}
+
+/// The arms with a canary that takes `share` of `champion`'s users. It stands behind `champion`, so that
+/// a larger share moves users of `champion` alone, and never back.
+pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<ArmOptions> {
+    // an arm of that name would be there twice
+    let mut arms: Vec<ArmOptions> = arms.filter(|arm| arm.alias != CANARY).collect();
+    if arms.is_empty() {
+        // without arms all users are champion's
+        arms.push(ArmOptions {
+            alias: CHAMPION.into(),
+            weight: 1.0,
+            explore: 0.0,
+        });
+    }
+    if let Some(at) = arms.iter().position(|arm| arm.alias == CHAMPION) {
+        let canary = ArmOptions {
+            alias: CANARY.into(),
+            weight: arms[at].weight * share,
+            explore: arms[at].explore,
+        };
+        arms[at].weight -= canary.weight;
+        arms.insert(at + 1, canary);
+    }
+    arms
 }
 
 /// What a person should know about the arms in force.

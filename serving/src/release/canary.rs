@@ -1,0 +1,418 @@
+//! Canaries: a version gets some of `champion`'s users, is compared with `champion` on what they did,
+//! and becomes `champion` by evidence, or ends.
+//!
+//! ```text
+//! machine    the states, and the ways between them
+//! strategy   the steps, and what the evidence is compared with
+//! evidence   what users did with both versions, from the tables
+//! look       what happens at one look
+//! tables     canary, canary_transition
+//! http       proposals and decisions of people
+//! ```
+//! The leader's loop looks at every canary. What happens is one transaction: the canary's row, its
+//! transition with the evidence, and the assignments of a new epoch. So a process that dies in between
+//! leaves what was before, and the next leader goes on.
+
+mod evidence;
+pub(super) mod http;
+mod look;
+mod machine;
+mod strategy;
+mod tables;
+
+use super::decide::{Change, ReleaseState};
+use super::{CANARY, CHAMPION, ReleaseService};
+use anyhow::Context;
+use evidence::Evidence;
+use look::Seen;
+use machine::{Event, State};
+use sqlx::PgConnection;
+use std::time::Duration;
+pub use strategy::Strategy;
+use tables::{Canary, Transition};
+use time::OffsetDateTime;
+
+/// Who decided, in `canary_transition.actor`, if no person did.
+const LOOP: &str = "release";
+/// In `release.kind`.
+const KIND: &str = "canary";
+/// How often the evidence of a canary is read.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Looks at every canary once, and does what is to be done. Returns how many changed. What fails for one
+/// is logged, and the others are looked at.
+pub(super) async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<usize> {
+    let policy = &service.0.policy;
+    let canaries = tables::unfinished(connection, policy).await.context("read canaries")?;
+    let mut changed = 0;
+    for canary in canaries {
+        match look_at(service, connection, &canary).await {
+            Ok(done) => changed += usize::from(done),
+            Err(error) => tracing::error!(
+                canary = %canary.id,
+                error = format!("{error:#}"),
+                "could not look at the canary; its users keep what they have"
+            ),
+        }
+    }
+    Ok(changed)
+}
+
+/// Whether a canary has users.
+pub(super) async fn serves(connection: &mut PgConnection, policy: &str) -> sqlx::Result<bool> {
+    let canaries = tables::unfinished(connection, policy).await?;
+    Ok(canaries.iter().any(|canary| canary.state.serves()))
+}
+
+/// Returns whether something happened.
+async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary: &Canary) -> anyhow::Result<bool> {
+    let policy = &service.0.policy;
+    let mut looked = Looked::default();
+    // all that takes long, before the lock
+    if canary.state.serves() {
+        let evidence = evidence::read(connection, policy, canary).await;
+        looked.evidence = Some(evidence.context("read the evidence")?);
+        looked.alarms = evidence::alarms(connection, policy).await.context("read alarms")?;
+    }
+    if canary.state == State::Gated {
+        let loadable = super::http::check_loadable(service, canary.version).await;
+        let refusal = loadable.err().map(|problem| problem.detail.unwrap_or_default());
+        looked.refusal = refusal;
+    }
+    let state = super::tables::read(connection, policy, service.rules()).await;
+    let state = state.context("read the release state")?;
+    let Some(seen) = looked.seen(connection, policy, &state, canary).await? else {
+        return Ok(false);
+    };
+    if look::look(canary, &seen).is_none() {
+        return Ok(false);
+    }
+    let mut transaction = super::tables::begin(connection, policy).await.context("begin")?;
+    // a person may have decided meanwhile
+    let now = tables::one(&mut transaction, policy, canary.id)
+        .await
+        .context("read the canary")?;
+    if now.as_ref() != Some(canary) {
+        return Ok(false);
+    }
+    let state = super::tables::read(&mut transaction, policy, service.rules()).await;
+    let state = state.context("read the release state")?;
+    let Some(seen) = looked.seen(&mut transaction, policy, &state, canary).await? else {
+        return Ok(false);
+    };
+    let Some((event, reason)) = look::look(canary, &seen) else {
+        return Ok(false);
+    };
+    let decision = Decision {
+        event,
+        actor: LOOP.to_owned(),
+        reason,
+        evidence: looked.evidence,
+    };
+    let done = apply(&mut transaction, policy, &state, canary, decision)
+        .await
+        .context("write the decision")?;
+    transaction.commit().await.context("commit the decision")?;
+    tracing::info!(
+        canary = %canary.id,
+        version = canary.version,
+        event = event.name(),
+        state = done.name(),
+        "canary decided"
+    );
+    metrics::counter!("springtide_canary_transitions_total", "event" => event.name()).increment(1);
+    Ok(true)
+}
+
+/// What takes long to find out.
+#[derive(Default)]
+struct Looked {
+    evidence: Option<Evidence>,
+    alarms: Vec<String>,
+    /// Why replicas could not load the version.
+    refusal: Option<String>,
+}
+
+impl Looked {
+    /// With what is known at this moment. `None`: there is no champion.
+    async fn seen(
+        &self,
+        connection: &mut PgConnection,
+        policy: &str,
+        state: &ReleaseState,
+        canary: &Canary,
+    ) -> anyhow::Result<Option<Seen>> {
+        let Some(champion) = state.alias(CHAMPION) else {
+            return Ok(None);
+        };
+        let others = tables::unfinished(connection, policy).await.context("read canaries")?;
+        let approvals = tables::approvals(connection, canary.id).await;
+        let in_the_way = match canary.state {
+            State::Gated => check(state, canary.version).err(),
+            _ => None,
+        };
+        Ok(Some(Seen {
+            now: OffsetDateTime::now_utc(),
+            champion: champion.version,
+            another_is_under_way: others.iter().any(|other| {
+                let waits_before = other.state == State::Proposed && other.id < canary.id;
+                let is_under_way = other.state == State::Gated || other.state.serves();
+                other.id != canary.id && (is_under_way || waits_before)
+            }),
+            approvals: approvals.context("read approvals")?.len(),
+            refusal: in_the_way.or_else(|| self.refusal.clone()),
+            alarms: self.alarms.clone(),
+            found: self
+                .evidence
+                .as_ref()
+                .map(|evidence| evidence.found.clone())
+                .unwrap_or_default(),
+        }))
+    }
+}
+
+/// Whether a canary of the version can have users as things are. The error says what to do.
+fn check(state: &ReleaseState, version: i64) -> Result<(), String> {
+    let champion = state
+        .alias(CHAMPION)
+        .ok_or("there is no champion to compare with: publish a version first")?;
+    if champion.version == version {
+        return Err(format!("champion serves version {version} already"));
+    }
+    if let Some(line) = &champion.follows {
+        return Err(format!(
+            "champion follows the line {line}, so it would move while it is compared with: hold it first with \
+             `springtide release pin --reason …`"
+        ));
+    }
+    let arms = state
+        .experiment
+        .as_ref()
+        .map(|experiment| &*experiment.arms)
+        .unwrap_or_default();
+    if arms.iter().any(|arm| arm.alias == CANARY) {
+        return Err(format!(
+            "an arm serves the alias `{CANARY}` already: take it away with `springtide release arms`"
+        ));
+    }
+    if !arms.is_empty() && arms.iter().all(|arm| arm.alias != CHAMPION) {
+        return Err(format!(
+            "no arm serves `{CHAMPION}`, so there are no users to share: add one with `springtide release arms`"
+        ));
+    }
+    Ok(())
+}
+
+/// What happens to a canary, and who decided.
+struct Decision {
+    event: Event,
+    actor: String,
+    reason: String,
+    evidence: Option<Evidence>,
+}
+
+/// Writes the canary's new state, the assignments that it needs, and the transition. Returns the state.
+async fn apply(
+    transaction: &mut sqlx::Transaction<'_, sqlx::Postgres>,
+    policy: &str,
+    state: &ReleaseState,
+    canary: &Canary,
+    decision: Decision,
+) -> anyhow::Result<State> {
+    let after = after(canary, state, decision.event)?;
+    let changes = changes(state, canary, &after, &decision.reason);
+    let epoch = match changes.is_empty() {
+        true => None,
+        false => {
+            let (epoch, _) = super::tables::write(transaction, policy, 0, KIND, &decision.actor, &changes).await?;
+            Some(epoch)
+        }
+    };
+    let transition = Transition {
+        event: decision.event,
+        from: canary.state,
+        epoch,
+        actor: decision.actor,
+        reason: decision.reason,
+        evidence: decision.evidence.map(serde_json::to_value).transpose()?,
+    };
+    tables::write(transaction, &after, &transition).await?;
+    Ok(after.state)
+}
+
+/// The canary after an event.
+fn after(canary: &Canary, state: &ReleaseState, event: Event) -> Result<Canary, machine::Refused> {
+    let mut after = Canary {
+        state: canary.state.after(event)?,
+        ..canary.clone()
+    };
+    match (canary.state, event) {
+        (State::Gated, Event::Pass) => {
+            after.step = 0;
+            after.control = state.alias(CHAMPION).map(|champion| champion.version);
+        }
+        (_, Event::Step) => after.step += 1,
+        (_, Event::Resume) => after.step = look::resumed(canary),
+        _ => {}
+    }
+    let moved = after.step != canary.step || after.state != canary.state || event == Event::Resume;
+    if moved && after.state == State::Canary {
+        after.step_since = OffsetDateTime::now_utc();
+    }
+    Ok(after)
+}
+
+/// The moves of aliases that lead from one to the other.
+fn changes(state: &ReleaseState, before: &Canary, after: &Canary, reason: &str) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let champion = |to| state.pin(CHAMPION, to, reason);
+    match after.state {
+        State::Champion if before.state != State::Champion => changes.push(champion(after.version)),
+        State::RolledBack if before.state == State::Champion => {
+            let is_champion = state
+                .alias(CHAMPION)
+                .is_some_and(|alias| alias.version == before.version);
+            changes.extend(before.control.filter(|_| is_champion).map(champion));
+        }
+        _ => {}
+    }
+    let share = |canary: &Canary| Some(canary.share()).filter(|share| *share > 0.0);
+    if share(before) != share(after) {
+        changes.push(Change {
+            share: share(after),
+            withdrawn: share(after).is_none(),
+            ..state.pin(CANARY, after.version, reason)
+        });
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decide::Alias;
+    use super::super::decide::arms::{Experiment, Source};
+    use super::super::{ArmOptions, REALTIME};
+    use super::strategy::Strategy;
+    use super::*;
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    fn state(champion: i64, follows: Option<&str>) -> ReleaseState {
+        ReleaseState {
+            aliases: vec![Alias {
+                alias: CHAMPION.into(),
+                version: champion,
+                follows: follows.map(Into::into),
+                branch: 0,
+                withdrawn: false,
+                created_at: datetime!(2026-12-02 10:00 UTC),
+            }],
+            ..ReleaseState::default()
+        }
+    }
+
+    fn canary(state: State, step: usize) -> Canary {
+        Canary {
+            id: Uuid::from_u128(1),
+            version: 41,
+            control: (state.serves() || state == State::Champion).then_some(40),
+            strategy: Strategy::default(),
+            state,
+            step,
+            step_since: datetime!(2026-12-02 10:00 UTC),
+            actor: "ana".into(),
+            reason: "try".into(),
+            created_at: datetime!(2026-12-02 10:00 UTC),
+        }
+    }
+
+    /// Alias, version, share, withdrawn.
+    fn moves(canary: &Canary, event: Event, champion: i64) -> Vec<(String, i64, Option<f64>, bool)> {
+        let state = state(champion, None);
+        let after = after(canary, &state, event).unwrap();
+        let changes = changes(&state, canary, &after, "why");
+        let moved = |change: Change| (change.alias, change.to, change.share, change.withdrawn);
+        changes.into_iter().map(moved).collect()
+    }
+
+    #[test]
+    fn a_canary_takes_users_step_by_step_and_gives_them_back() {
+        let (canary_alias, champion) = (CANARY.to_owned(), CHAMPION.to_owned());
+        assert_eq!(moves(&canary(State::Proposed, 0), Event::Approve, 40), []);
+        assert_eq!(
+            moves(&canary(State::Gated, 0), Event::Pass, 40),
+            [(canary_alias.clone(), 41, Some(0.1), false)]
+        );
+        assert_eq!(
+            moves(&canary(State::Canary, 0), Event::Step, 40),
+            [],
+            "the weight stays"
+        );
+        assert_eq!(
+            moves(&canary(State::Canary, 1), Event::Step, 40),
+            [(canary_alias.clone(), 41, Some(0.5), false)]
+        );
+        for event in [Event::Hold, Event::Inconclusive, Event::Resume] {
+            assert_eq!(moves(&canary(State::Canary, 3), event, 40), [], "{event:?}");
+        }
+        let withdrawn = (canary_alias, 41, None, true);
+        for event in [Event::Harm, Event::Abort, Event::Supersede] {
+            assert_eq!(
+                moves(&canary(State::Canary, 3), event, 40),
+                std::slice::from_ref(&withdrawn),
+                "{event:?}"
+            );
+        }
+        for event in [Event::Pass, Event::Promote] {
+            assert_eq!(
+                moves(&canary(State::Canary, 3), event, 40),
+                [(champion.clone(), 41, None, false), withdrawn.clone()],
+                "{event:?}"
+            );
+        }
+        let promoted = canary(State::Champion, 3);
+        assert_eq!(moves(&promoted, Event::Rollback, 41), [(champion, 40, None, false)]);
+        assert_eq!(
+            moves(&promoted, Event::Rollback, 39),
+            [],
+            "a person moved champion before"
+        );
+        assert_eq!(moves(&promoted, Event::Supersede, 42), []);
+    }
+
+    #[test]
+    fn the_gate_says_what_is_in_the_way() {
+        let with_arms = |aliases: &[&str]| ReleaseState {
+            experiment: Some(Experiment {
+                id: Uuid::from_u128(2),
+                epoch: 1,
+                salt: String::new(),
+                arms: aliases
+                    .iter()
+                    .map(|alias| ArmOptions {
+                        alias: (*alias).into(),
+                        weight: 0.5,
+                        explore: 0.0,
+                    })
+                    .collect(),
+                source: Source::Request,
+                actor: "ana".into(),
+                reason: String::new(),
+                created_at: datetime!(2026-12-02 10:00 UTC),
+            }),
+            ..state(40, None)
+        };
+        assert_eq!(check(&state(40, None), 41), Ok(()));
+        assert_eq!(check(&with_arms(&["learner", CHAMPION]), 41), Ok(()));
+        for (state, version, expected) in [
+            (ReleaseState::default(), 41, "there is no champion"),
+            (state(41, None), 41, "champion serves version 41 already"),
+            (state(40, Some(REALTIME)), 41, "springtide release pin"),
+            (with_arms(&[CANARY, CHAMPION]), 41, "an arm serves the alias `canary`"),
+            (with_arms(&["learner"]), 41, "no arm serves `champion`"),
+        ] {
+            let error = check(&state, version).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! What users did with a canary's answers and with `champion`'s at the same time, from the tables that
+//! every deployment has.
+//!
+//! Users are drawn into the arms by a hash, so the arms differ in the version alone. The shares change
+//! from step to step, and rewards over the day, so the sides are compared within each period of one
+//! share ([`Design::across`]). Users come back, so the user is the sampling unit.
+
+use super::strategy::Judge;
+use super::tables::{self, Canary};
+use ::evidence::ratio::{CONCENTRATION, SampleRatio};
+use ::evidence::sequence::{Bounds, Design, NotYet, Sides};
+use ::evidence::verdict::{Goal, Margins, Rule, Verdict};
+use ::evidence::{Clusters, Estimate};
+use serde::Serialize;
+use sqlx::{Connection as _, PgConnection};
+use std::collections::{BTreeMap, BTreeSet};
+use time::OffsetDateTime;
+
+pub use super::look::Found;
+
+/// How much more often a version may decline, or users may hang up, as a share of the answers. More is
+/// harm, whatever the rewards are: those come later.
+const GUARD_MARGIN: f64 = 0.2;
+/// Share of `judge.alpha` that each guard has. Rewards have all of it: the guards add a tenth each.
+const GUARD_ALPHA: f64 = 0.1;
+/// How often at most an alarm about the sample ratio is wrong, over all looks.
+const SAMPLE_RATIO_ALPHA: f64 = 0.001;
+/// For the query, in milliseconds.
+const READ_MS_MAX: &str = "10000";
+
+/// Both sides, and what follows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Evidence {
+    pub canary: Side,
+    pub champion: Side,
+    /// Mean reward of the canary less that of `champion`. Null: too few users.
+    pub reward: Option<Bounds>,
+    /// Share of declined answers, likewise.
+    pub declined: Option<Bounds>,
+    /// Share of answers that the user did not wait for, likewise.
+    pub aborted: Option<Bounds>,
+    /// Always-valid p-value of "users reached both sides in the shares that the steps say".
+    pub sample_ratio_p: f64,
+    pub found: Found,
+}
+
+/// What users did with the answers of one version.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Side {
+    pub version: i64,
+    pub users: usize,
+    pub answers: i64,
+    pub rewarded: i64,
+    /// Null: no answer has a reward yet.
+    pub mean_reward: Option<f64>,
+    pub declined: i64,
+    pub aborted: i64,
+    /// Closed without a reward.
+    pub unscored: i64,
+}
+
+/// One user, on one side, in one period.
+#[derive(Debug, Clone)]
+struct Row {
+    is_canary: bool,
+    period: i64,
+    user_key: String,
+    answers: i64,
+    declined: i64,
+    aborted: i64,
+    rewarded: i64,
+    unscored: i64,
+    reward: f64,
+}
+
+/// Reads from when the canary got its first users until now, or until it lost them.
+pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) -> sqlx::Result<Evidence> {
+    let control = canary.control.unwrap_or_default();
+    let (periods, until) = tables::periods(connection, canary.id).await?;
+    let (began, shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
+    let Some(&from) = began.first() else {
+        return Ok(Evidence::of(canary, control, &[], &[]));
+    };
+    let until = until.unwrap_or_else(OffsetDateTime::now_utc);
+    let weight = tables::champion_weight(connection, policy).await?;
+    let mut transaction = connection.begin().await?;
+    // the query says of which tenants; the release loop waits for it
+    sqlx::query!(
+        "select set_config('springtide.all_tenants', 'on', true) as all_tenants,
+                set_config('statement_timeout', $1, true) as statement_timeout",
+        READ_MS_MAX
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    let rows = sqlx::query_file_as!(
+        Row,
+        "src/release/canary/evidence.sql",
+        policy,
+        canary.version,
+        control,
+        &shares,
+        weight,
+        from,
+        until
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.rollback().await?;
+    Ok(Evidence::of(canary, control, &shares, &rows))
+}
+
+/// Alarms of the realtime run, in words.
+pub async fn alarms(connection: &mut PgConnection, policy: &str) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar!(
+        r#"
+        select e.message as "message!"
+        from run r
+        cross join lateral (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
+                            from run_event
+                            where run_id = r.id and data ? 'alarm'
+                            order by data ->> 'alarm', id desc) e
+        where r.policy = $1 and r.kind = 'realtime' and r.status not in ('succeeded', 'failed', 'cancelled')
+          and e.state = 'began'
+        "#,
+        policy
+    )
+    .fetch_all(connection)
+    .await
+}
+
+impl Evidence {
+    /// `shares`: of `champion`'s users, in each period.
+    fn of(canary: &Canary, control: i64, shares: &[f64], rows: &[Row]) -> Self {
+        let judge = &canary.strategy.judge;
+        let guard = Judge {
+            alpha: judge.alpha * GUARD_ALPHA,
+            effect: GUARD_MARGIN,
+            ..*judge
+        };
+        let of_answers =
+            |count: fn(&Row) -> i64| difference(rows, &guard, share, |row| (count(row) as f64, row.answers as f64));
+        let reward = difference(
+            rows,
+            judge,
+            |rewards| rewards.estimate(),
+            |row| (row.reward, row.rewarded as f64),
+        );
+        let mut evidence = Evidence {
+            canary: side(rows, true, canary.version),
+            champion: side(rows, false, control),
+            reward: reward.ok(),
+            declined: of_answers(|row| row.declined).ok(),
+            aborted: of_answers(|row| row.aborted).ok(),
+            sample_ratio_p: sample_ratio(rows, shares),
+            found: Found::default(),
+        };
+        evidence.found = evidence.conclude(judge, reward);
+        evidence
+    }
+
+    fn conclude(&self, judge: &Judge, reward: Result<Bounds, NotYet>) -> Found {
+        let (not_worse, better) = (rule(Goal::NonInferiority, judge), rule(Goal::Superiority, judge));
+        let (Some(not_worse), Some(better)) = (not_worse, better) else {
+            return Found::default();
+        };
+        let (tolerant, strict) = (not_worse.decide(reward), better.decide(reward));
+        let versions = format!(
+            "version {} beside version {}",
+            self.canary.version, self.champion.version
+        );
+        let guards = [
+            (self.declined, "declines"),
+            (self.aborted, "loses users who do not wait"),
+        ];
+        let broken = guards.into_iter().find_map(|(bounds, what)| {
+            let low = bounds?.low;
+            (low > GUARD_MARGIN).then(|| {
+                format!(
+                    "{versions}: it {what} in {low:.2} or more of the answers more, and {GUARD_MARGIN} is the limit"
+                )
+            })
+        });
+        Found {
+            harm: broken.or_else(|| {
+                (tolerant.verdict == Verdict::Harmful).then(|| format!("{versions}, rewards: {}", tolerant.reason))
+            }),
+            not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
+            better: strict.verdict == Verdict::Superior,
+            mismatch: (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
+                format!(
+                    "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the \
+                     version decides who is counted",
+                    self.canary.users, self.champion.users, self.sample_ratio_p
+                )
+            }),
+            summary: format!("{versions}: {}", tolerant.reason),
+        }
+    }
+}
+
+/// `None`: the margins are out of range, which [`Strategy::check`](super::Strategy::check) refuses.
+fn rule(goal: Goal, judge: &Judge) -> Option<Rule> {
+    let margins = Margins {
+        superiority: 0.0,
+        noninferiority: judge.margin,
+        harm: 0.0,
+        equivalence: None,
+        information_max: None,
+    };
+    Rule::new(goal, margins).ok()
+}
+
+/// The p-value of the shares, over all periods. A user counts in the period in which they came first.
+fn sample_ratio(rows: &[Row], shares: &[f64]) -> f64 {
+    let mut first: BTreeMap<&str, (i64, bool)> = BTreeMap::new();
+    for row in rows {
+        let seen = first.entry(&row.user_key).or_insert((row.period, row.is_canary));
+        *seen = (*seen).min((row.period, row.is_canary));
+    }
+    let mut test: Option<SampleRatio> = None;
+    let mut p: f64 = 1.0;
+    for (period, share) in (1i64..).zip(shares) {
+        let weights = [1.0 - share, *share];
+        // with all users in the canary there is nothing to compare
+        let ready = match &mut test {
+            Some(test) => test.next_phase(&weights).is_ok(),
+            None => {
+                test = SampleRatio::new(&weights, CONCENTRATION).ok();
+                test.is_some()
+            }
+        };
+        let users =
+            [false, true].map(|is_canary| first.values().filter(|seen| **seen == (period, is_canary)).count() as u64);
+        if let (true, Some(test)) = (ready, &mut test)
+            && let Ok(look) = test.look(&users)
+        {
+            p = p.min(look.p);
+        }
+    }
+    p
+}
+
+fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
+    let of_side = || rows.iter().filter(|row| row.is_canary == is_canary);
+    let sum = |of: fn(&Row) -> i64| of_side().map(of).sum::<i64>();
+    let rewarded = sum(|row| row.rewarded);
+    let reward: f64 = of_side().map(|row| row.reward).sum();
+    Side {
+        version,
+        users: of_side().map(|row| &row.user_key).collect::<BTreeSet<_>>().len(),
+        answers: sum(|row| row.answers),
+        rewarded,
+        mean_reward: (rewarded > 0).then(|| reward / rewarded as f64),
+        declined: sum(|row| row.declined),
+        aborted: sum(|row| row.aborted),
+        unscored: sum(|row| row.unscored),
+    }
+}
+
+/// Canary less champion of the mean Σ sum / Σ count that `of` gives of each row.
+fn difference(
+    rows: &[Row],
+    judge: &Judge,
+    estimate: fn(&Clusters<&str>) -> Option<Estimate>,
+    of: impl Fn(&Row) -> (f64, f64),
+) -> Result<Bounds, NotYet> {
+    let mut periods: BTreeMap<i64, [Clusters<&str>; 2]> = BTreeMap::new();
+    for row in rows {
+        let (sum, count) = of(row);
+        if count > 0.0 {
+            let sides = periods.entry(row.period).or_default();
+            sides[usize::from(row.is_canary)].add_many(&row.user_key, sum, count);
+        }
+    }
+    let periods: Vec<[Clusters<&str>; 2]> = periods
+        .into_values()
+        .map(|[champion, canary]| [canary, champion])
+        .collect();
+    let design = Design::new(judge.alpha, Sides::Both, judge.effect, u64::from(judge.users_min));
+    // parameters out of range are refused with the strategy
+    design.map_err(|_| NotYet::NotFinite)?.across(&periods, estimate)
+}
+
+/// A mean of zeros and ones. If all users had the same, it is still no more certain than with two users
+/// more of each (Agresti and Coull 1998, with users as the sample).
+fn share(clusters: &Clusters<&str>) -> Option<Estimate> {
+    let estimate = clusters.estimate()?;
+    let users = clusters.len() as f64;
+    let wide = (users * estimate.mean + 2.0) / (users + 4.0);
+    Some(Estimate {
+        variance: estimate.variance.max(wide * (1.0 - wide) / (users + 4.0)),
+        ..estimate
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::machine::State;
+    use super::super::strategy::Strategy;
+    use super::*;
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    fn canary() -> Canary {
+        Canary {
+            id: Uuid::from_u128(1),
+            version: 41,
+            control: Some(40),
+            strategy: Strategy::default(),
+            state: State::Canary,
+            step: 1,
+            step_since: datetime!(2026-12-02 10:00 UTC),
+            actor: "ana".into(),
+            reason: "try".into(),
+            created_at: datetime!(2026-12-02 10:00 UTC),
+        }
+    }
+
+    /// `users` users with ten answers each, whose rewards are 0.2 more or less than `mean`.
+    fn rows(is_canary: bool, period: i64, users: i64, mean: f64) -> Vec<Row> {
+        let row = |user: i64| Row {
+            is_canary,
+            period,
+            user_key: format!("{is_canary} {period} {user}"),
+            answers: 10,
+            declined: 0,
+            aborted: 0,
+            rewarded: 10,
+            unscored: 0,
+            reward: 10.0 * (mean + if user % 2 == 0 { 0.2 } else { -0.2 }),
+        };
+        (0..users).map(row).collect()
+    }
+
+    fn found(rows: &[Row]) -> Found {
+        Evidence::of(&canary(), 40, &[0.5, 0.5], rows).found
+    }
+
+    #[test]
+    fn rewards_show_better_not_worse_and_harm() {
+        let both = |users, mean| [rows(false, 1, users, 0.5), rows(true, 1, users, mean)].concat();
+        let better = found(&both(60, 0.75));
+        assert!(better.better && better.not_worse && better.harm.is_none(), "{better:?}");
+        let worse = found(&both(60, 0.2));
+        assert!(!worse.better && !worse.not_worse && worse.harm.is_some(), "{worse:?}");
+        let equal = found(&both(60, 0.5));
+        assert!(!equal.better && !equal.not_worse && equal.harm.is_none(), "{equal:?}");
+        let equal_by_many = found(&both(20_000, 0.5));
+        assert!(!equal_by_many.better && equal_by_many.not_worse && equal_by_many.harm.is_none());
+        let few = found(&both(19, 0.0));
+        assert!(few.harm.is_none() && few.summary.contains("both need 20"), "{few:?}");
+        assert_eq!(found(&[]).harm, None);
+    }
+
+    /// Rewards fall over the day, while the canary gets more users: pooled, it would look worse.
+    #[test]
+    fn periods_with_other_shares_are_compared_apart() {
+        let day = [rows(false, 1, 1000, 0.8), rows(true, 1, 50, 0.8)].concat();
+        let night = [rows(false, 2, 50, 0.2), rows(true, 2, 1000, 0.2)].concat();
+        let evidence = Evidence::of(&canary(), 40, &[0.05, 0.95], &[day, night].concat());
+        assert_eq!(evidence.found.mismatch, None);
+        let reward = evidence.reward.unwrap();
+        assert!(reward.difference.abs() < 1e-9, "{reward:?}");
+        let pooled = evidence.canary.mean_reward.unwrap() - evidence.champion.mean_reward.unwrap();
+        assert!(pooled < -0.4, "{pooled}");
+    }
+
+    #[test]
+    fn a_version_that_falls_silent_does_harm_before_any_reward_is_there() {
+        let mut rows = [rows(false, 1, 60, 0.0), rows(true, 1, 60, 0.0)].concat();
+        for row in &mut rows {
+            (row.rewarded, row.reward) = (0, 0.0);
+            row.declined = if row.is_canary { 9 } else { 3 };
+        }
+        let silent = found(&rows);
+        assert!(
+            silent.harm.as_ref().is_some_and(|harm| harm.contains("it declines in")),
+            "{silent:?}"
+        );
+        // without any variation, as of a version that never answers beside one that always does
+        for row in &mut rows {
+            row.declined = if row.is_canary { 10 } else { 0 };
+        }
+        assert!(found(&rows).harm.is_some());
+        for row in &mut rows {
+            row.declined = 3;
+        }
+        assert_eq!(found(&rows).harm, None);
+        // its rewards say the same later
+        for row in &mut rows {
+            row.rewarded = 10;
+            row.reward = if row.is_canary { 0.0 } else { 5.0 };
+        }
+        let never_varies = found(&rows);
+        assert!(
+            never_varies.harm.is_none() && never_varies.summary.contains("no variation"),
+            "{never_varies:?}"
+        );
+        rows[0].reward = 6.0;
+        assert!(found(&rows).harm.is_some(), "one group varies");
+    }
+
+    #[test]
+    fn users_who_do_not_come_in_the_shares_of_the_steps_ring() {
+        let of = |users: [i64; 2], share| {
+            let rows = [rows(false, 1, users[0], 0.5), rows(true, 1, users[1], 0.5)].concat();
+            Evidence::of(&canary(), 40, &[share], &rows).found.mismatch
+        };
+        assert_eq!(of([900, 100], 0.1), None);
+        assert_eq!(of([480, 520], 0.5), None);
+        assert!(of([900, 200], 0.1).is_some_and(|mismatch| mismatch.contains("200 and 900 users")));
+        assert_eq!(of([0, 300], 1.0), None, "there is nobody left to compare with");
+    }
+}

@@ -1,0 +1,419 @@
+//! The API of canaries: proposals, what is known of them, and decisions of people. The caller's key goes
+//! into the audit.
+
+use super::evidence::{self, Evidence};
+use super::machine::{Event, Refused, State as CanaryState};
+use super::strategy::Strategy;
+use super::tables::{self, Canary, Transition};
+use super::{Decision, apply, check};
+use crate::database::{page_limit, unavailable};
+use crate::release::decide::ReleaseState;
+use crate::release::http::check_loadable;
+use crate::release::{CHAMPION, ReleaseService};
+use axum::extract::State;
+use axum::http::StatusCode;
+use edge::Problem;
+use edge::audit;
+use edge::auth::{Principal, Scope};
+use edge::json::Json;
+use edge::path::Path;
+use edge::query::Query;
+use edge::routes::{Routes, get, post};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+const PAGE_MAX: i64 = 200;
+/// Canaries that wait for the one before them.
+const PROPOSED_MAX: usize = 20;
+
+pub fn routes() -> Routes<ReleaseService> {
+    Routes::new()
+        .route(
+            Scope::Release,
+            "/v1/canaries",
+            "Propose a version to be tried on some of champion's users",
+            post(propose),
+        )
+        .route(
+            Scope::Read,
+            "/v1/canaries",
+            "List canaries, the newest first",
+            get(list),
+        )
+        .route(
+            Scope::Read,
+            "/v1/canaries/{id}",
+            "A canary and what was decided about it",
+            get(one),
+        )
+        .route(
+            Scope::Read,
+            "/v1/canaries/{id}/evidence",
+            "What users did with a canary's answers and with champion's",
+            get(read_evidence),
+        )
+        .route(
+            Scope::Release,
+            "/v1/canaries/{id}/{decision}",
+            "approve, hold, resume, promote, abort or rollback a canary",
+            post(decide),
+        )
+}
+
+/// The body of `POST /v1/canaries`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Proposal {
+    /// Serial of the version to try.
+    version: i64,
+    /// For the audit.
+    #[serde(default)]
+    reason: String,
+    /// Default: `[release.canary]` of the configuration.
+    strategy: Option<Strategy>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Why {
+    /// For the audit.
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    id: Uuid,
+    version: i64,
+    /// The version of `champion` that it is compared with. Null: it has no users yet.
+    control: Option<i64>,
+    state: CanaryState,
+    /// Of `strategy.steps`.
+    step: usize,
+    #[serde(with = "time::serde::rfc3339")]
+    step_since: OffsetDateTime,
+    /// Of `champion`'s users, 0 to 1.
+    share: f64,
+    strategy: Strategy,
+    actor: String,
+    reason: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+impl From<Canary> for View {
+    fn from(canary: Canary) -> Self {
+        View {
+            share: canary.share(),
+            id: canary.id,
+            version: canary.version,
+            control: canary.control,
+            state: canary.state,
+            step: canary.step,
+            step_since: canary.step_since,
+            strategy: canary.strategy,
+            actor: canary.actor,
+            reason: canary.reason,
+            created_at: canary.created_at,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Canaries {
+    canaries: Vec<View>,
+}
+
+#[derive(Debug, Serialize)]
+struct Full {
+    #[serde(flatten)]
+    canary: View,
+    /// The latest first.
+    transitions: Vec<TransitionView>,
+}
+
+#[derive(Debug, Serialize)]
+struct TransitionView {
+    event: String,
+    from_state: String,
+    to_state: String,
+    step: i32,
+    /// The assignment that it led to. Null: none.
+    epoch: Option<i64>,
+    share: f64,
+    /// The key's label; `release`: the release loop.
+    actor: String,
+    reason: String,
+    /// What the release loop decided on. Null: a person decided, or there were no users yet.
+    evidence: Option<Value>,
+    #[serde(with = "time::serde::rfc3339")]
+    at: OffsetDateTime,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListQuery {
+    limit: Option<i64>,
+}
+
+async fn list(
+    State(service): State<ReleaseService>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<Canaries>, Problem> {
+    let limit = page_limit(query.limit, 20, PAGE_MAX)?;
+    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
+    let canaries = tables::latest(&mut connection, &service.0.policy, limit)
+        .await
+        .map_err(unavailable)?;
+    Ok(Json(Canaries {
+        canaries: canaries.into_iter().map(View::from).collect(),
+    }))
+}
+
+async fn one(State(service): State<ReleaseService>, Path(id): Path<Uuid>) -> Result<Json<Full>, Problem> {
+    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
+    Ok(Json(full(&mut connection, &service, id).await?))
+}
+
+async fn full(connection: &mut PgConnection, service: &ReleaseService, id: Uuid) -> Result<Full, Problem> {
+    let canary = find(connection, service, id).await?;
+    let transitions = sqlx::query_as!(
+        TransitionView,
+        "select event, from_state, to_state, step, epoch, share, actor, reason, evidence, at
+         from canary_transition where canary_id = $1 order by id desc limit 200",
+        id
+    )
+    .fetch_all(connection)
+    .await
+    .map_err(unavailable)?;
+    Ok(Full {
+        canary: canary.into(),
+        transitions,
+    })
+}
+
+async fn find(connection: &mut PgConnection, service: &ReleaseService, id: Uuid) -> Result<Canary, Problem> {
+    let found = tables::one(connection, &service.0.policy, id)
+        .await
+        .map_err(unavailable)?;
+    found.ok_or_else(|| Problem::not_found(format!("there is no canary {id}; GET /v1/canaries lists them")))
+}
+
+async fn read_evidence(State(service): State<ReleaseService>, Path(id): Path<Uuid>) -> Result<Json<Evidence>, Problem> {
+    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
+    let canary = find(&mut connection, &service, id).await?;
+    if canary.control.is_none() {
+        return Err(Problem::conflict(format!(
+            "the canary is {}: no user has had it yet, so there is no evidence",
+            canary.state.name()
+        )));
+    }
+    let evidence = evidence::read(&mut connection, &service.0.policy, &canary).await;
+    Ok(Json(evidence.map_err(unavailable)?))
+}
+
+async fn propose(
+    State(service): State<ReleaseService>,
+    principal: Principal,
+    Json(proposal): Json<Proposal>,
+) -> Result<(StatusCode, Json<Full>), Problem> {
+    let (inner, policy) = (&service.0, &service.0.policy);
+    let strategy = proposal.strategy.unwrap_or_else(|| inner.options.canary.clone());
+    strategy
+        .check()
+        .map_err(|error| Problem::bad_request(format!("strategy: {error}")))?;
+    let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
+    let mut transaction = crate::release::tables::begin(&mut connection, policy)
+        .await
+        .map_err(unavailable)?;
+    let known = crate::release::tables::has_version(&mut transaction, policy, proposal.version).await;
+    if !known.map_err(unavailable)? {
+        return Err(Problem::not_found(format!(
+            "policy {policy} has no version {}; GET /v1/versions lists them",
+            proposal.version
+        )));
+    }
+    let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
+    check(&state.map_err(unavailable)?, proposal.version).map_err(Problem::conflict)?;
+    let unfinished = tables::unfinished(&mut transaction, policy)
+        .await
+        .map_err(unavailable)?;
+    let same = |other: &&Canary| other.version == proposal.version && other.state != CanaryState::Champion;
+    if let Some(other) = unfinished.iter().find(same) {
+        return Err(Problem::conflict(format!(
+            "version {} is a canary already: {} is {}",
+            proposal.version,
+            other.id,
+            other.state.name()
+        )));
+    }
+    let waiting = unfinished.iter().filter(|other| other.state == CanaryState::Proposed);
+    if waiting.count() >= PROPOSED_MAX {
+        return Err(Problem::conflict(format!(
+            "{PROPOSED_MAX} canaries are proposed already: abort one with `springtide canary abort ID --reason …`"
+        )));
+    }
+    let (version, actor, reason) = (proposal.version, &principal.label, &proposal.reason);
+    let id = tables::propose(&mut transaction, policy, version, &strategy, actor, reason).await;
+    let id = id.map_err(unavailable)?;
+    note(
+        &mut transaction,
+        &principal,
+        id,
+        "propose",
+        &format!("version {version} of {policy}"),
+        reason,
+    )
+    .await?;
+    let full = full(&mut transaction, &service, id).await?;
+    transaction.commit().await.map_err(unavailable)?;
+    tracing::info!(canary = %id, version, "canary proposed");
+    Ok((StatusCode::CREATED, Json(full)))
+}
+
+async fn decide(
+    State(service): State<ReleaseService>,
+    principal: Principal,
+    Path((id, decision)): Path<(Uuid, String)>,
+    Json(why): Json<Why>,
+) -> Result<Json<Full>, Problem> {
+    let event = requested(&decision)?;
+    let policy = &service.0.policy;
+    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
+    let mut transaction = crate::release::tables::begin(&mut connection, policy)
+        .await
+        .map_err(unavailable)?;
+    let canary = find(&mut transaction, &service, id).await?;
+    canary
+        .state
+        .after(event)
+        .map_err(|refused: Refused| Problem::conflict(refused))?;
+    match event {
+        Event::Approve => approve(&mut transaction, &canary, &principal, &why.reason).await?,
+        _ => {
+            let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
+            let state = state.map_err(unavailable)?;
+            check_champion(&state, &canary, event)?;
+            if let (Event::Rollback, Some(control)) = (event, canary.control) {
+                check_loadable(&service, control).await?;
+            }
+            let made = Decision {
+                event,
+                actor: principal.label.clone(),
+                reason: why.reason.clone(),
+                evidence: None,
+            };
+            let done = apply(&mut transaction, policy, &state, &canary, made).await;
+            done.map_err(|error| match error.downcast::<sqlx::Error>() {
+                Ok(error) => unavailable(error),
+                Err(error) => Problem::internal(format!("{error:#}")),
+            })?;
+        }
+    }
+    let about = format!(
+        "version {} of {policy}, which was {}",
+        canary.version,
+        canary.state.name()
+    );
+    note(&mut transaction, &principal, id, event.name(), &about, &why.reason).await?;
+    let full = full(&mut transaction, &service, id).await?;
+    transaction.commit().await.map_err(unavailable)?;
+    drop(connection);
+    tracing::info!(canary = %id, version = canary.version, event = event.name(), "canary decided by a person");
+    // the change is committed; if the store is down, the loop publishes it later
+    if let Err(error) = service.publish_missing().await {
+        tracing::warn!(canary = %id, error = format!("{error:#}"), "assignment not published yet");
+    }
+    Ok(Json(full))
+}
+
+/// A person decides on what they saw: `champion` has not moved since.
+fn check_champion(state: &ReleaseState, canary: &Canary, event: Event) -> Result<(), Problem> {
+    let expected = match event {
+        Event::Promote | Event::Resume => canary.control,
+        Event::Rollback => Some(canary.version),
+        _ => None,
+    };
+    let serves = state.alias(CHAMPION).map(|champion| champion.version);
+    if expected.is_none() || serves == expected {
+        return Ok(());
+    }
+    Err(Problem::conflict(format!(
+        "champion moved to version {} meanwhile, so {} would not do what you see: look again with `springtide canary show`",
+        serves.map_or("none".to_owned(), |version| version.to_string()),
+        event.name()
+    )))
+}
+
+fn requested(decision: &str) -> Result<Event, Problem> {
+    let event: Option<Event> = serde_json::from_value(Value::from(decision)).ok();
+    event.filter(|event| event.is_a_request()).ok_or_else(|| {
+        Problem::not_found(format!(
+            "a canary has no decision {decision:?}; there are approve, hold, resume, promote, abort and rollback"
+        ))
+    })
+}
+
+/// One person's approval. The release loop goes on when there are enough.
+async fn approve(
+    transaction: &mut PgConnection,
+    canary: &Canary,
+    principal: &Principal,
+    reason: &str,
+) -> Result<(), Problem> {
+    let (actor, wanted) = (&principal.label, canary.strategy.requires_approval);
+    if wanted == 0 {
+        return Err(Problem::conflict(
+            "the canary needs no approval; it waits for the canary before it",
+        ));
+    }
+    if *actor == canary.actor {
+        return Err(Problem::forbidden(format!(
+            "{actor} proposed the canary, so others must approve it: it needs {wanted}"
+        )));
+    }
+    let approvals = tables::approvals(&mut *transaction, canary.id)
+        .await
+        .map_err(unavailable)?;
+    if approvals.contains(actor) {
+        return Err(Problem::conflict(format!(
+            "{actor} has approved it already; it has {} of {wanted} approvals",
+            approvals.len()
+        )));
+    }
+    let transition = Transition {
+        event: Event::Approve,
+        from: canary.state,
+        epoch: None,
+        actor: actor.clone(),
+        reason: reason.to_owned(),
+        evidence: None,
+    };
+    // it stays proposed
+    tables::write(transaction, canary, &transition)
+        .await
+        .map_err(unavailable)
+}
+
+async fn note(
+    transaction: &mut PgConnection,
+    principal: &Principal,
+    id: Uuid,
+    verb: &str,
+    detail: &str,
+    reason: &str,
+) -> Result<(), Problem> {
+    let change = audit::Change {
+        tenant: &principal.tenant,
+        action: &format!("canary.{verb}"),
+        subject: &id.to_string(),
+        detail,
+        reason,
+    };
+    audit::append(transaction, principal.actor(), change)
+        .await
+        .map_err(unavailable)
+}

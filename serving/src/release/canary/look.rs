@@ -1,0 +1,284 @@
+//! What the release loop does with a canary when it looks at it. Pure: no database, no clock.
+
+use super::machine::{Event, State};
+use super::strategy::{Step, Success};
+use super::tables::Canary;
+use serde::Serialize;
+use std::time::Duration;
+use time::OffsetDateTime;
+
+/// What is known at one look.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub now: OffsetDateTime,
+    /// The version of `champion` now.
+    pub champion: i64,
+    /// Another canary has users or is about to.
+    pub another_is_under_way: bool,
+    /// How many different people approved.
+    pub approvals: usize,
+    /// Why the version cannot have users. Looked at when it is `gated`.
+    pub refusal: Option<String>,
+    /// Alarms of the policy's realtime run.
+    pub alarms: Vec<String>,
+    pub found: Found,
+}
+
+/// What the evidence says about the canary beside `champion`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Found {
+    /// It is worse: in words.
+    pub harm: Option<String>,
+    /// It is at most `judge.margin` worse.
+    pub not_worse: bool,
+    pub better: bool,
+    /// Users did not come in the shares of the steps: in words.
+    pub mismatch: Option<String>,
+    /// In words, for the audit.
+    pub summary: String,
+}
+
+/// What happens, and why. `None`: it goes on as it is.
+pub fn look(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    match canary.state {
+        State::Proposed => approval(canary, seen),
+        State::Gated => Some(match &seen.refusal {
+            Some(refusal) => (Event::Refuse, refusal.clone()),
+            None => (Event::Pass, "all gates passed".to_owned()),
+        }),
+        State::Canary | State::Paused | State::Held => {
+            moved(canary, seen)
+                .or_else(|| harm(seen))
+                .or_else(|| match canary.state {
+                    State::Canary => monitor(seen).or_else(|| step(canary, seen)),
+                    _ => None,
+                })
+        }
+        State::Champion => (seen.champion != canary.version).then(|| {
+            let reason = format!("champion is version {} now", seen.champion);
+            (Event::Supersede, reason)
+        }),
+        State::Retired | State::Aborted | State::RolledBack => None,
+    }
+}
+
+fn approval(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    let wanted = canary.strategy.requires_approval as usize;
+    if seen.another_is_under_way || seen.approvals < wanted {
+        return None;
+    }
+    let reason = match wanted {
+        0 => "it needs no approval, and no other canary is under way".to_owned(),
+        _ => format!(
+            "{} of {wanted} approved, and no other canary is under way",
+            seen.approvals
+        ),
+    };
+    Some((Event::Approve, reason))
+}
+
+/// Whoever moves `champion` ends the comparison.
+fn moved(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    let control = canary.control.unwrap_or(seen.champion);
+    (seen.champion != control).then(|| {
+        let reason = format!(
+            "champion moved from version {control} to {}, so there is nothing to compare with",
+            seen.champion
+        );
+        (Event::Supersede, reason)
+    })
+}
+
+fn harm(seen: &Seen) -> Option<(Event, String)> {
+    seen.found.harm.clone().map(|harm| (Event::Harm, harm))
+}
+
+fn monitor(seen: &Seen) -> Option<(Event, String)> {
+    let alarm = seen.alarms.first().or(seen.found.mismatch.as_ref())?;
+    Some((Event::Hold, format!("a monitor rings: {alarm}")))
+}
+
+/// The step that is under way: whether it is done, or its time is over.
+fn step(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    let waited: Duration = (seen.now - canary.step_since).try_into().unwrap_or_default();
+    let done = match canary.strategy.steps.get(canary.step) {
+        None => "all steps are made".to_owned(),
+        Some(Step::SetWeight(weight)) => format!("{weight}% of champion's users get it"),
+        Some(Step::Pause(pause)) => match pause.duration {
+            Some(duration) if waited >= duration.0 => format!("paused for {} s", duration.0.as_secs()),
+            _ => return None,
+        },
+        Some(Step::Analysis(analysis)) => {
+            let found = &seen.found;
+            let succeeded = match analysis.success_condition {
+                Success::NotWorse => found.not_worse,
+                Success::Better => found.better,
+            };
+            if !succeeded {
+                let timeout = analysis.timeout.0;
+                let over = format!("still inconclusive after {} s: {}", timeout.as_secs(), found.summary);
+                return (waited >= timeout).then_some((Event::Inconclusive, over));
+            }
+            found.summary.clone()
+        }
+    };
+    Some(after_step(canary, done))
+}
+
+/// The last step makes it `champion`.
+fn after_step(canary: &Canary, done: String) -> (Event, String) {
+    match canary.step + 1 < canary.strategy.steps.len() {
+        true => (Event::Step, done),
+        false => (Event::Pass, done),
+    }
+}
+
+/// The step at which it goes on when a person resumes it: after a pause, and otherwise at the same one,
+/// whose time begins anew.
+pub fn resumed(canary: &Canary) -> usize {
+    let pauses = matches!(canary.strategy.steps.get(canary.step), Some(Step::Pause(_)));
+    canary.step + usize::from(pauses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use time::macros::datetime;
+    use uuid::Uuid;
+
+    const BEGAN: OffsetDateTime = datetime!(2026-12-02 10:00 UTC);
+
+    fn canary(state: State, step: usize) -> Canary {
+        let strategy = json!({"steps": [
+            {"setWeight": 10}, {"pause": {"duration": "10m"}}, {"analysis": {"successCondition": "not_worse", "timeout": "1h"}},
+            {"setWeight": 50}, {"analysis": {"successCondition": "better"}},
+        ], "requiresApproval": 2});
+        Canary {
+            id: Uuid::from_u128(1),
+            version: 41,
+            control: state.serves().then_some(40),
+            strategy: serde_json::from_value(strategy).unwrap(),
+            state,
+            step,
+            step_since: BEGAN,
+            actor: "ana".into(),
+            reason: "try".into(),
+            created_at: BEGAN,
+        }
+    }
+
+    fn seen(minutes: i64) -> Seen {
+        Seen {
+            now: BEGAN + time::Duration::minutes(minutes),
+            champion: 40,
+            another_is_under_way: false,
+            approvals: 0,
+            refusal: None,
+            alarms: vec![],
+            found: known(false, false),
+        }
+    }
+
+    fn known(not_worse: bool, better: bool) -> Found {
+        Found {
+            harm: None,
+            not_worse,
+            better,
+            mismatch: None,
+            summary: "what is known".into(),
+        }
+    }
+
+    fn event(canary: &Canary, seen: &Seen) -> Option<Event> {
+        look(canary, seen).map(|(event, reason)| {
+            assert!(!reason.is_empty());
+            assert!(canary.state.after(event).is_ok(), "{:?} {event:?}", canary.state);
+            event
+        })
+    }
+
+    #[test]
+    fn it_waits_for_two_people_and_for_the_canary_before_it() {
+        let proposed = canary(State::Proposed, 0);
+        let with = |approvals, another_is_under_way| Seen {
+            approvals,
+            another_is_under_way,
+            ..seen(0)
+        };
+        assert_eq!(event(&proposed, &with(1, false)), None);
+        assert_eq!(event(&proposed, &with(2, true)), None);
+        assert_eq!(event(&proposed, &with(2, false)), Some(Event::Approve));
+    }
+
+    #[test]
+    fn steps_follow_each_other_by_time_and_by_evidence() {
+        let found = |not_worse, better| Seen {
+            found: known(not_worse, better),
+            ..seen(0)
+        };
+        assert_eq!(event(&canary(State::Canary, 0), &seen(0)), Some(Event::Step));
+        assert_eq!(event(&canary(State::Canary, 1), &seen(9)), None);
+        assert_eq!(event(&canary(State::Canary, 1), &seen(10)), Some(Event::Step));
+        assert_eq!(event(&canary(State::Canary, 2), &seen(59)), None);
+        assert_eq!(event(&canary(State::Canary, 2), &seen(60)), Some(Event::Inconclusive));
+        assert_eq!(event(&canary(State::Canary, 2), &found(true, false)), Some(Event::Step));
+        assert_eq!(event(&canary(State::Canary, 4), &found(true, false)), None);
+        assert_eq!(event(&canary(State::Canary, 4), &found(true, true)), Some(Event::Pass));
+    }
+
+    #[test]
+    fn harm_ends_it_in_every_state_with_users_even_if_a_step_is_done() {
+        for state in [State::Canary, State::Paused, State::Held] {
+            let mut harmed = seen(100);
+            harmed.found.harm = Some("rewards are lower".into());
+            harmed.alarms = vec!["kl".into()];
+            assert_eq!(event(&canary(state, 1), &harmed), Some(Event::Harm), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_better_version_is_held_while_a_monitor_rings_and_people_decide_then() {
+        let mut rings = seen(100);
+        rings.alarms = vec!["the show rate fell".into()];
+        rings.found.better = true;
+        assert_eq!(event(&canary(State::Canary, 4), &rings), Some(Event::Hold));
+        assert_eq!(event(&canary(State::Held, 4), &rings), None);
+        assert_eq!(event(&canary(State::Paused, 4), &seen(10_000)), None);
+    }
+
+    #[test]
+    fn champion_moving_elsewhere_ends_it() {
+        let moved = Seen {
+            champion: 39,
+            ..seen(0)
+        };
+        for state in [State::Canary, State::Paused, State::Held, State::Champion] {
+            assert_eq!(event(&canary(state, 0), &moved), Some(Event::Supersede), "{state:?}");
+        }
+        let is_champion = Seen {
+            champion: 41,
+            ..seen(0)
+        };
+        assert_eq!(event(&canary(State::Champion, 4), &is_champion), None);
+    }
+
+    #[test]
+    fn gates_decide_at_once() {
+        let refused = Seen {
+            refusal: Some("its objects are gone".into()),
+            ..seen(0)
+        };
+        assert_eq!(event(&canary(State::Gated, 0), &refused), Some(Event::Refuse));
+        assert_eq!(event(&canary(State::Gated, 0), &seen(0)), Some(Event::Pass));
+    }
+
+    #[test]
+    fn a_person_ends_a_pause_and_lets_an_analysis_go_on() {
+        assert_eq!(resumed(&canary(State::Canary, 1)), 2);
+        // after the last step there is only `champion`
+        assert_eq!(event(&canary(State::Canary, 5), &seen(0)), Some(Event::Pass));
+        assert_eq!(resumed(&canary(State::Held, 1)), 2);
+        assert_eq!(resumed(&canary(State::Paused, 2)), 2);
+    }
+}

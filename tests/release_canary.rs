@@ -1,0 +1,335 @@
+//! A version on its way to `champion`: proposed over HTTP, served to some of champion's users by a real
+//! replica, compared on what users did, and promoted or taken back.
+//!
+//! What users did is written as rows, as the sink writes them: so each case has the evidence that it is
+//! about.
+
+use crate::serving::{Publisher, Role, control, releases, serve, wait_for, wait_until_ready};
+use crate::support::Stack;
+use serde_json::{Value, json};
+use serving::release::{ReleaseService, audited};
+use std::collections::BTreeSet;
+
+struct World {
+    stack: Stack,
+    releases: ReleaseService,
+    control: Role,
+    replica: Role,
+}
+
+impl World {
+    /// Versions 1, 2, 3. `champion` is held at 1, and nobody is in another arm.
+    async fn start(name: &str) -> Self {
+        let stack = Stack::start(name).await;
+        let releases = releases(&stack);
+        let control = control(&stack, &releases).await;
+        let replica = serve(&stack, Some(control.url.clone()), stack.dir.path().join("serve")).await;
+        let mut publisher = Publisher::new(&stack);
+        publisher.publish(1, None, 0).await;
+        releases.round().await.unwrap();
+        wait_until_ready(&replica.url).await;
+        let world = World {
+            releases,
+            control,
+            replica,
+            stack,
+        };
+        let pin = json!({"kind": "pin", "alias": "champion", "reason": "canaries decide"});
+        assert_eq!(world.post("/v1/releases", &pin).await.0, 201);
+        let mut publisher = Publisher::new(&world.stack);
+        publisher.checkpoints = [(1, model::autograd::random_checkpoint(&crate::serving::tiny(), 1))].into();
+        publisher.publish(2, Some(1), 0).await;
+        publisher.publish(3, Some(2), 0).await;
+        world.releases.round().await.unwrap();
+        world
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let url = format!("{}{path}", self.control.url);
+        let answer = reqwest::Client::new().post(url).json(body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let answer = reqwest::get(format!("{}{path}", self.control.url)).await.unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        answer.json().await.unwrap()
+    }
+
+    /// Proposes a version with these steps. Returns the canary's id.
+    async fn propose(&self, version: i64, steps: Value) -> String {
+        let body = json!({"version": version, "reason": "try", "strategy": {"steps": steps}});
+        let (status, canary) = self.post("/v1/canaries", &body).await;
+        assert_eq!((status, &canary["state"]), (201, &json!("proposed")), "{canary}");
+        canary["id"].as_str().unwrap().to_owned()
+    }
+
+    async fn decide(&self, id: &str, decision: &str) -> (u16, Value) {
+        self.post(&format!("/v1/canaries/{id}/{decision}"), &json!({"reason": "because"}))
+            .await
+    }
+
+    /// Looks until nothing changes any more. Returns the canary.
+    async fn settled(&self, id: &str) -> Value {
+        let mut before = Value::Null;
+        loop {
+            self.releases.round().await.unwrap();
+            let now = self.get(&format!("/v1/canaries/{id}")).await;
+            if now == before {
+                return now;
+            }
+            before = now;
+        }
+    }
+
+    async fn version_of(&self, alias: &str) -> Option<i64> {
+        let aliases = self.get("/v1/aliases").await;
+        let of = aliases["aliases"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["alias"] == alias)?;
+        of["version"].as_i64()
+    }
+
+    /// `users` users of an arm get ten answers each. Half of the users reward them with 0.2 more than
+    /// `mean`, half with 0.2 less. `share`: of the canary, of champion's users, who are half of all.
+    async fn answers(&self, arm: &str, version: i64, users: i32, mean: f64, share: f64) {
+        let define = "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}') on conflict do nothing";
+        sqlx::query(define).execute(&self.stack.pool).await.unwrap();
+        sqlx::query(
+            "with made as (
+                 insert into generation
+                     (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                      episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                      finish_reason, declined, finished_at, sampled_at, proven)
+                 select uuidv7(), 'default', 'demo', $2, $2, '[]', '', 'realtime', 'replica', 'production', 'completion',
+                        uuidv7(), $1 || (n % $3), $1, $5, '{5}', '{6}', '{-1}', 1, 1,
+                        'stop', false, clock_timestamp(), clock_timestamp(), true
+                 from generate_series(0, $3 * 10 - 1) n
+                 returning id, user_key
+             )
+             insert into trajectory (generation_id, surface, reward_definition, reward)
+             select id, 'completion', 1, $4 + case when right(user_key, 1)::int % 2 = 0 then 0.2 else -0.2 end from made",
+        )
+        .bind(arm)
+        .bind(version)
+        .bind(users)
+        .bind(mean)
+        .bind(0.5 * if arm == "canary" { share } else { 1.0 - share })
+        .execute(&self.stack.pool)
+        .await
+        .unwrap();
+    }
+
+    /// The arms that a hundred users get from the replica, as `arm=version`.
+    async fn served(&self) -> Vec<String> {
+        let client = reqwest::Client::new();
+        let mut served = Vec::new();
+        for user in 0..100 {
+            let body = json!({"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1, "user": format!("u{user}"),
+                              "metadata": {"consent": false}});
+            let url = format!("{}/v1/completions", self.replica.url);
+            let answer = client.post(url).json(&body).send().await.unwrap();
+            let answer: Value = answer.json().await.unwrap();
+            let choice = &answer["choices"][0];
+            served.push(format!("{}={}", choice["arm"].as_str().unwrap(), choice["version"]));
+        }
+        served
+    }
+
+    /// Nothing was done that the audit does not explain.
+    async fn end(self) {
+        let mut connection = self.stack.pool.acquire().await.unwrap();
+        assert_eq!(audited::faults(&mut connection).await.unwrap(), Vec::<String>::new());
+        drop(connection);
+        self.replica.stop().await;
+        self.control.stop().await;
+    }
+}
+
+fn users_of(served: &[String], arm: &str) -> BTreeSet<usize> {
+    let of_arm = served
+        .iter()
+        .enumerate()
+        .filter(|(_, of)| of.split('=').next() == Some(arm));
+    of_arm.map(|(user, _)| user).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_better_version_gets_more_users_step_by_step_and_becomes_champion() {
+    let world = World::start("canary_better").await;
+    let before = world.served().await;
+    let steps = json!([{"setWeight": 20}, {"analysis": {"successCondition": "not_worse"}},
+                       {"setWeight": 60}, {"pause": {}}, {"analysis": {"successCondition": "better"}}]);
+    let id = world.propose(2, steps).await;
+    let canary = world.settled(&id).await;
+    assert_eq!(
+        (&canary["state"], canary["step"].as_i64()),
+        (&json!("canary"), Some(1)),
+        "{canary}"
+    );
+    assert_eq!(canary["share"], 0.2);
+    wait_for(&world.replica.url, "demo@canary", 2).await;
+    let few = world.served().await;
+
+    world.answers("champion", 1, 240, 0.5, 0.2).await;
+    world.answers("canary", 2, 60, 0.5, 0.2).await;
+    // requests that name an alias, and answers of an earlier assignment, are not drawn by the canary's shares
+    world.answers("canary", 2, 500, 1.0, 2.0).await;
+    world.answers("champion", 1, 500, 0.0, 0.0).await;
+    let canary = world.settled(&id).await;
+    assert_eq!(
+        canary["step"], 1,
+        "sixty users do not show that a version is at most 0.02 worse: {canary}"
+    );
+    world.answers("canary", 2, 60, 1.0, 0.2).await;
+    let canary = world.settled(&id).await;
+    assert_eq!(
+        (&canary["state"], canary["step"].as_i64()),
+        (&json!("canary"), Some(3)),
+        "{canary}"
+    );
+    let many = eventually_more(&world, users_of(&few, "canary").len()).await;
+    let (before, few, many) = (
+        users_of(&before, "canary"),
+        users_of(&few, "canary"),
+        users_of(&many, "canary"),
+    );
+    assert!(
+        before.is_empty() && !few.is_empty() && few.is_subset(&many),
+        "{few:?} {many:?}"
+    );
+
+    assert_eq!(world.decide(&id, "resume").await.0, 200);
+    let canary = world.settled(&id).await;
+    assert_eq!(
+        (&canary["state"], &canary["share"]),
+        (&json!("champion"), &json!(0.0)),
+        "{canary}"
+    );
+    assert_eq!(
+        (world.version_of("champion").await, world.version_of("canary").await),
+        (Some(2), None)
+    );
+    let last = &canary["transitions"][0];
+    assert_eq!((&last["event"], &last["actor"]), (&json!("pass"), &json!("release")));
+    assert!(last["evidence"]["canary"]["users"].as_i64() >= Some(60), "{last}");
+    wait_for(&world.replica.url, "demo@champion", 2).await;
+
+    // a person goes back from it
+    let (status, canary) = world.decide(&id, "rollback").await;
+    assert_eq!((status, &canary["state"]), (200, &json!("rolled_back")), "{canary}");
+    assert_eq!(world.version_of("champion").await, Some(1));
+    world.end().await;
+}
+
+/// Waits until the replica serves more than so many of the hundred users with the canary.
+async fn eventually_more(world: &World, than: usize) -> Vec<String> {
+    crate::support::eventually("more users get it", std::time::Duration::from_secs(60), async || {
+        Some(world.served().await).filter(|served| users_of(served, "canary").len() > than)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worse_version_is_taken_back_at_the_next_look_and_the_next_one_has_its_turn() {
+    let world = World::start("canary_worse").await;
+    let steps = json!([{"setWeight": 50}, {"pause": {}}]);
+    let worse = world.propose(2, steps.clone()).await;
+    let next = world.propose(3, steps).await;
+    assert_eq!(world.settled(&worse).await["state"], "canary");
+    assert_eq!(world.settled(&next).await["state"], "proposed", "one at a time");
+    world.answers("champion", 1, 60, 0.5, 0.5).await;
+    world.answers("canary", 2, 60, 0.2, 0.5).await;
+    let canary = world.settled(&worse).await;
+    assert_eq!(canary["state"], "rolled_back", "{canary}");
+    let reason = canary["transitions"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("reward"), "{reason}");
+    assert_eq!(world.version_of("champion").await, Some(1));
+    // the other one has begun meanwhile, with users of its own
+    let canary = world.settled(&next).await;
+    assert_eq!(
+        (&canary["state"], &canary["control"]),
+        (&json!("canary"), &json!(1)),
+        "{canary}"
+    );
+    assert_eq!(world.version_of("canary").await, Some(3));
+    let evidence = world.get(&format!("/v1/canaries/{next}/evidence")).await;
+    assert_eq!(
+        evidence["canary"]["answers"], 0,
+        "what users did with another version is not its: {evidence}"
+    );
+
+    // champion moves by a person: nothing is left to compare with
+    let pin = json!({"kind": "pin", "alias": "champion", "version": 2, "reason": "by hand"});
+    assert_eq!(world.post("/v1/releases", &pin).await.0, 201);
+    assert_eq!(world.settled(&next).await["state"], "aborted");
+    assert_eq!(world.version_of("canary").await, None);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn people_decide_and_every_refusal_says_what_to_do() {
+    let world = World::start("canary_people").await;
+    let steps = json!([{"setWeight": 50}, {"pause": {}}, {"setWeight": 100}, {"pause": {}}]);
+    for (body, status, expected) in [
+        (json!({"version": 9}), 404, "no version 9"),
+        (json!({"version": 1}), 409, "serves version 1 already"),
+        (
+            json!({"version": 2, "strategy": {"steps": [{"pause": {}}]}}),
+            400,
+            "must begin with setWeight",
+        ),
+    ] {
+        let (found, problem) = world.post("/v1/canaries", &body).await;
+        assert_eq!(found, status, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(expected), "{problem}");
+    }
+    let id = world.propose(2, steps.clone()).await;
+    let (status, problem) = world.post("/v1/canaries", &json!({"version": 2})).await;
+    assert_eq!(status, 409, "{problem}");
+    assert_eq!(world.decide(&id, "resume").await.0, 409, "it has no users yet");
+    assert_eq!(world.settled(&id).await["step"], 1);
+    assert_eq!(world.decide(&id, "wait").await.0, 404);
+    let (status, problem) = world
+        .post("/v1/releases", &json!({"kind": "pin", "alias": "canary", "version": 3}))
+        .await;
+    assert_eq!(status, 409, "{problem}");
+
+    let arms = json!({"arms": [{"alias": "learner", "weight": 0.5}, {"alias": "champion", "weight": 0.5}]});
+    let url = format!("{}/v1/experiment", world.control.url);
+    let refused = reqwest::Client::new().put(url).json(&arms).send().await.unwrap();
+    assert_eq!(refused.status(), 409, "the arms stay while a canary serves");
+
+    for (decision, state, step) in [("hold", "held", 1), ("resume", "canary", 2)] {
+        let (status, canary) = world.decide(&id, decision).await;
+        assert_eq!(
+            (status, &canary["state"], canary["step"].as_i64()),
+            (200, &json!(state), Some(step)),
+            "{canary}"
+        );
+    }
+    assert_eq!(world.settled(&id).await["share"], 1.0);
+    let (_, canary) = world.decide(&id, "abort").await;
+    assert_eq!(canary["state"], "aborted");
+    assert_eq!(world.decide(&id, "promote").await.0, 409, "it has ended");
+
+    let promoted = world.propose(3, steps).await;
+    world.settled(&promoted).await;
+    assert_eq!(world.decide(&promoted, "promote").await.1["state"], "champion");
+    let back = json!({"kind": "pin", "alias": "champion", "version": 2, "reason": "by hand"});
+    assert_eq!(world.post("/v1/releases", &back).await.0, 201);
+    assert_eq!(world.settled(&promoted).await["state"], "retired");
+
+    let strategy = json!({"steps": [{"setWeight": 10}, {"pause": {}}], "requiresApproval": 1});
+    let (_, canary) = world
+        .post("/v1/canaries", &json!({"version": 3, "strategy": strategy}))
+        .await;
+    let id = canary["id"].as_str().unwrap();
+    assert_eq!(world.settled(id).await["state"], "proposed");
+    let (status, problem) = world.decide(id, "approve").await;
+    assert_eq!(status, 403, "nobody approves what they proposed: {problem}");
+    assert_eq!(world.decide(id, "abort").await.1["state"], "aborted");
+    world.end().await;
+}
