@@ -80,7 +80,8 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let replicas: Value = client.get("/v1/replicas", &[]).await?;
     // before the first version there is none
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
-    let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await?;
+    // a control of an earlier build has none
+    let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_default();
     let canary = rows(&canaries["canaries"]).find(|canary| canary["share"].as_f64() > Some(0.0));
     let document = json!({
         "policy": aliases["policy"],
