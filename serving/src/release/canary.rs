@@ -58,10 +58,17 @@ pub(super) async fn round(service: &ReleaseService, connection: &mut PgConnectio
     Ok(changed)
 }
 
-/// Whether a canary has users.
+/// Whether a canary has users, also one that this program cannot read.
 pub(super) async fn serves(connection: &mut PgConnection, policy: &str) -> sqlx::Result<bool> {
-    let canaries = tables::unfinished(connection, policy).await?;
-    Ok(canaries.iter().any(|canary| canary.state.serves()))
+    let serves = State::ALL.into_iter().filter(|state| state.serves());
+    let serves: Vec<String> = serves.map(|state| state.name().to_owned()).collect();
+    sqlx::query_scalar!(
+        r#"select exists (select from canary where policy = $1 and state = any ($2)) as "serves!""#,
+        policy,
+        &serves
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// Returns whether something happened.

@@ -74,7 +74,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_millis(inner.options.poll_interval_ms));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut timestamp: Option<Instant> = None;
-    let mut looks = Looks::default();
+    let mut next_look = Instant::now();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -85,7 +85,7 @@ async fn lead(service: &ReleaseService) -> anyhow::Result<()> {
             timestamp = Some(Instant::now());
         }
         round(service, &mut connection).await?;
-        look_at_canaries(service, &mut connection, &mut looks).await;
+        look_at_canaries(service, &mut connection, &mut next_look).await;
         if !warned {
             warned = warn(service, &mut connection).await?;
         }
@@ -124,13 +124,13 @@ async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> an
     Ok(())
 }
 
-/// Looks at the canaries, unless that was a moment ago. What fails is logged: aliases follow their lines
+/// Looks at the canaries from `next` on, which it moves. What fails is logged: aliases follow their lines
 /// whatever canaries do.
-async fn look_at_canaries(service: &ReleaseService, connection: &mut PgConnection, looks: &mut Looks) {
-    if looks.next.is_some_and(|next| Instant::now() < next) {
+async fn look_at_canaries(service: &ReleaseService, connection: &mut PgConnection, next: &mut Instant) {
+    let began = Instant::now();
+    if began < *next {
         return;
     }
-    let began = Instant::now();
     let looked = async {
         if canary::round(service, connection).await? > 0 {
             service.publish_missing().await?;
@@ -140,13 +140,7 @@ async fn look_at_canaries(service: &ReleaseService, connection: &mut PgConnectio
     if let Err(error) = looked.await {
         tracing::error!(error = format!("{error:#}"), "could not look at the canaries");
     }
-    looks.next = Some(Instant::now() + canary::LOOK_EVERY.max(10 * began.elapsed()));
-}
-
-/// When the canaries are looked at next.
-#[derive(Default)]
-struct Looks {
-    next: Option<Instant>,
+    *next = Instant::now() + canary::LOOK_EVERY.max(10 * began.elapsed());
 }
 
 /// Publishes, plans, writes, publishes.

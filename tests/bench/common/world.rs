@@ -51,6 +51,8 @@ pub struct World {
 impl World {
     /// Postgres, broker, ingest and control. `slots`: sequences that each engine samples together.
     pub async fn start(springtide: &Path, slots: usize) -> anyhow::Result<Self> {
+        // the roles run in folders of their own
+        let springtide = &fs::canonicalize(springtide).with_context(|| format!("find {}", springtide.display()))?;
         let stack = Stack::start(springtide).await?;
         let room = stack.room("bench_engines", PARTITIONS).await?;
         let dir = tempfile::tempdir()?;

@@ -148,7 +148,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
     for engine in 0..args.engines {
         places.push(Place::new(engine, passed.clone()).await?);
     }
-    let world = World::start(&fs::canonicalize(&args.springtide)?, ENGINE_SLOTS).await?;
+    let world = World::start(&args.springtide, ENGINE_SLOTS).await?;
     let publisher = world.publisher()?;
     let first = publish(&publisher, &versions, 1, None).await?;
 

@@ -158,7 +158,7 @@ async fn run(args: Args) -> anyhow::Result<Report> {
         .unwrap_or(1);
     let [port] = edge::bind::free_ports()?;
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    let world = World::start(&fs::canonicalize(&args.springtide)?, most).await?;
+    let world = World::start(&args.springtide, most).await?;
     publish(&world.publisher()?, &versions, 1, None).await?;
     let vllm = Vllm::new(&args.vllm_script, &args.vllm, &args.model)?;
     let slots = args.streams.iter().copied().max().unwrap_or(1).max(16).to_string();

@@ -135,10 +135,7 @@ async fn measure(args: Args) -> anyhow::Result<Report> {
     );
     let arrivals = trace::read(&args).context("read the trace")?;
     println!("{} requests of production in {} s", arrivals.len(), args.seconds);
-    // the roles run in folders of their own
-    let springtide =
-        fs::canonicalize(&args.springtide).with_context(|| format!("find {}", args.springtide.display()))?;
-    let world = World::start(&springtide, args.slots).await?;
+    let world = World::start(&args.springtide, args.slots).await?;
     let versions = Versions::new(&args.model, args.seed)?;
     publish(&world.publisher()?, &versions, 1, None).await?;
     let (processes, urls) = start(&world, &args).await?;

@@ -82,7 +82,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         return Ok(Evidence::of(canary, control, &[], &[]));
     };
     let until = until.unwrap_or_else(OffsetDateTime::now_utc);
-    let weight = tables::champion_weight(connection, policy).await?;
+    let weight = tables::champion_weight(connection, policy, canary.id).await?;
     let mut transaction = connection.begin().await?;
     // the query says of which tenants; the release loop waits for it
     sqlx::query!(

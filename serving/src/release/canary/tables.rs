@@ -222,9 +222,16 @@ pub async fn periods(
     Ok((periods, until))
 }
 
-/// The share of all users who are `champion`'s, a canary's included. The arms stay while a canary serves.
-pub async fn champion_weight(connection: &mut PgConnection, policy: &str) -> sqlx::Result<f64> {
-    let experiment = crate::release::tables::experiment(connection, policy, i64::MAX).await?;
+/// The share of all users who were `champion`'s while the canary had users, its own included. The arms stay as
+/// they are meanwhile.
+pub async fn champion_weight(connection: &mut PgConnection, policy: &str, id: Uuid) -> sqlx::Result<f64> {
+    let epoch = sqlx::query_scalar!(
+        "select min(epoch) from canary_transition where canary_id = $1 and share > 0",
+        id
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    let experiment = crate::release::tables::experiment(connection, policy, epoch.unwrap_or(i64::MAX)).await?;
     let arms = experiment.map(|experiment| experiment.arms).unwrap_or_default();
     let total: f64 = arms.iter().map(|arm| arm.weight).sum();
     let champion = arms.iter().find(|arm| arm.alias == CHAMPION);

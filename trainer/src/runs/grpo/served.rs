@@ -7,8 +7,6 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Behind production, which has priority 0.
-const PRIORITY: i32 = 100;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Deserialize)]
@@ -34,7 +32,6 @@ pub(super) async fn version(trainer: &Trainer, run: Uuid, line: &str) -> anyhow:
         "max_tokens": 1,
         "temperature": 0,
         "user": line,
-        "priority": PRIORITY,
         "metadata": {"purpose": "evaluation", "run_id": run},
     });
     let mut request = http.post(format!("{}/v1/completions", trainer.serve_url)).json(&body);
