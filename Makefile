@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap sqlx golden saved
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -154,6 +154,10 @@ chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, 
 	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
 		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
 
+chaos-release: stack ## kill both release loops while canaries are proposed, promoted and taken back; KILLS=200 SEED=
+	SPRINGTIDE_RELEASE_KILLS=$(or $(KILLS),200) $(if $(SEED),SPRINGTIDE_RELEASE_SEED=$(SEED)) \
+		cargo test $(WORKSPACE) --test it release_kills -- --nocapture
+
 bench-clusters: stack python-test ## a run in four clusters over links with delay and loss: harnesses there against harnesses here (root; 2 minutes for 6 steps); STEPS=10
 	SPRINGTIDE_CLUSTERS_STEPS=$(or $(STEPS),10) SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python \
 		cargo test $(WORKSPACE) --test it clusters -- --nocapture
@@ -195,10 +199,15 @@ bench-environments: stack vllm ## after agent-base: GRPO in the example environm
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent bench environments $(ARGS)
 
-bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (how long it takes was not measured yet); ARGS='shop --seeds 1 --steps 10'
+bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (14 minutes with '--seeds 3 --steps 20 --tasks-per-step 4'); ARGS='shop --seeds 1 --steps 10'
 	@scripts/environments-venv.sh .springtide/environments-venv
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)
+
+bench-staleness: stack ## after agent-base: how old the versions were that sampled what a run trained on, over a million tokens
+	@scripts/environments-venv.sh .springtide/environments-venv
+	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
+	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent staleness staleness $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1

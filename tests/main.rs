@@ -55,6 +55,7 @@ mod quotas;
 mod relay;
 mod relay_link;
 mod release_canary;
+mod release_kills;
 #[cfg(feature = "torch")]
 mod revocation;
 #[cfg(feature = "torch")]

@@ -4,24 +4,31 @@
 //! What users did is written as rows, as the sink writes them: so each case has the evidence that it is
 //! about.
 
-use crate::serving::{Publisher, Role, control, releases, serve, wait_for, wait_until_ready};
+use crate::serving::{Publisher, Role, control, releases_with, serve, wait_for, wait_until_ready};
 use crate::support::Stack;
 use serde_json::{Value, json};
-use serving::release::{ReleaseService, audited};
+use serving::release::{ChampionBy, Options, ReleaseService, audited};
 use std::collections::BTreeSet;
 
-struct World {
-    stack: Stack,
+pub struct World {
+    pub stack: Stack,
     releases: ReleaseService,
     control: Role,
-    replica: Role,
+    pub replica: Role,
 }
 
 impl World {
-    /// Versions 1, 2, 3. `champion` is held at 1, and nobody is in another arm.
+    /// Versions 1 ← 2 ← 3. `champion` is held at 1; `learner` follows.
     async fn start(name: &str) -> Self {
-        let stack = Stack::start(name).await;
-        let releases = releases(&stack);
+        let options = Options {
+            champion: ChampionBy::Canary,
+            ..Options::default()
+        };
+        World::start_with(Stack::start(name).await, options).await
+    }
+
+    pub async fn start_with(stack: Stack, options: Options) -> Self {
+        let releases = releases_with(&stack, options);
         let control = control(&stack, &releases).await;
         let replica = serve(&stack, Some(control.url.clone()), stack.dir.path().join("serve")).await;
         let mut publisher = Publisher::new(&stack);
@@ -34,8 +41,6 @@ impl World {
             replica,
             stack,
         };
-        let pin = json!({"kind": "pin", "alias": "champion", "reason": "canaries decide"});
-        assert_eq!(world.post("/v1/releases", &pin).await.0, 201);
         let mut publisher = Publisher::new(&world.stack);
         publisher.checkpoints = [(1, model::autograd::random_checkpoint(&crate::serving::tiny(), 1))].into();
         publisher.publish(2, Some(1), 0).await;
@@ -44,42 +49,49 @@ impl World {
         world
     }
 
-    async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let url = format!("{}{path}", self.control.url);
         let answer = reqwest::Client::new().post(url).json(body).send().await.unwrap();
         (answer.status().as_u16(), answer.json().await.unwrap())
     }
 
-    async fn get(&self, path: &str) -> Value {
+    pub async fn get(&self, path: &str) -> Value {
         let answer = reqwest::get(format!("{}{path}", self.control.url)).await.unwrap();
         assert_eq!(answer.status(), 200, "{path}");
         answer.json().await.unwrap()
     }
 
     /// Proposes a version with these steps. Returns the canary's id.
-    async fn propose(&self, version: i64, steps: Value) -> String {
+    pub async fn propose(&self, version: i64, steps: Value) -> String {
         let body = json!({"version": version, "reason": "try", "strategy": {"steps": steps}});
         let (status, canary) = self.post("/v1/canaries", &body).await;
         assert_eq!((status, &canary["state"]), (201, &json!("proposed")), "{canary}");
         canary["id"].as_str().unwrap().to_owned()
     }
 
-    async fn decide(&self, id: &str, decision: &str) -> (u16, Value) {
+    pub async fn decide(&self, id: &str, decision: &str) -> (u16, Value) {
         self.post(&format!("/v1/canaries/{id}/{decision}"), &json!({"reason": "because"}))
             .await
     }
 
-    /// Looks until nothing changes any more. Returns the canary.
+    /// Looks until nothing changes any more, also once the replica holds the version. Returns the canary.
     async fn settled(&self, id: &str) -> Value {
         let mut before = Value::Null;
         loop {
             self.releases.round().await.unwrap();
             let now = self.get(&format!("/v1/canaries/{id}")).await;
-            if now == before {
+            if now == before && now["state"] != "gated" {
                 return now;
+            }
+            if now == before {
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }
             before = now;
         }
+    }
+
+    async fn judgments(&self) -> Value {
+        self.get("/v1/judgments").await
     }
 
     async fn version_of(&self, alias: &str) -> Option<i64> {
@@ -94,7 +106,7 @@ impl World {
 
     /// `users` users of an arm get ten answers each. Half of the users reward them with 0.2 more than
     /// `mean`, half with 0.2 less. `share`: of the canary, of champion's users, who are half of all.
-    async fn answers(&self, arm: &str, version: i64, users: i32, mean: f64, share: f64) {
+    pub async fn answers(&self, arm: &str, version: i64, users: i32, mean: f64, share: f64) {
         let define = "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}') on conflict do nothing";
         sqlx::query(define).execute(&self.stack.pool).await.unwrap();
         sqlx::query(
@@ -139,7 +151,7 @@ impl World {
     }
 
     /// Nothing was done that the audit does not explain.
-    async fn end(self) {
+    pub async fn end(self) {
         let mut connection = self.stack.pool.acquire().await.unwrap();
         assert_eq!(audited::faults(&mut connection).await.unwrap(), Vec::<String>::new());
         drop(connection);
@@ -216,11 +228,32 @@ async fn a_better_version_gets_more_users_step_by_step_and_becomes_champion() {
     assert_eq!((&last["event"], &last["actor"]), (&json!("pass"), &json!("release")));
     assert!(last["evidence"]["canary"]["users"].as_i64() >= Some(60), "{last}");
     wait_for(&world.replica.url, "demo@champion", 2).await;
+    let good = world.judgments().await["last_known_good"].clone();
+    assert_eq!(
+        (&good["version"], &good["canary_id"]),
+        (&json!(2), &canary["id"]),
+        "{good}"
+    );
 
     // a person goes back from it
     let (status, canary) = world.decide(&id, "rollback").await;
     assert_eq!((status, &canary["state"]), (200, &json!("rolled_back")), "{canary}");
     assert_eq!(world.version_of("champion").await, Some(1));
+    // what was trained on top of it is bad too, so learner continues from champion
+    assert_eq!(world.version_of("learner").await, Some(1));
+    let judged = world.judgments().await;
+    assert_eq!(
+        (
+            &judged["last_known_good"],
+            &judged["learner_bad"],
+            &judged["champion_bad"]
+        ),
+        (&Value::Null, &Value::Null, &Value::Null)
+    );
+    assert_eq!(
+        (&judged["judgments"][0]["version"], &judged["judgments"][0]["verdict"]),
+        (&json!(2), &json!("bad"))
+    );
     world.end().await;
 }
 
@@ -237,7 +270,7 @@ async fn a_worse_version_is_taken_back_at_the_next_look_and_the_next_one_has_its
     let world = World::start("canary_worse").await;
     let steps = json!([{"setWeight": 50}, {"pause": {}}]);
     let worse = world.propose(2, steps.clone()).await;
-    let next = world.propose(3, steps).await;
+    let next = world.propose(3, steps.clone()).await;
     assert_eq!(world.settled(&worse).await["state"], "canary");
     assert_eq!(world.settled(&next).await["state"], "proposed", "one at a time");
     world.answers("champion", 1, 60, 0.5, 0.5).await;
@@ -247,7 +280,37 @@ async fn a_worse_version_is_taken_back_at_the_next_look_and_the_next_one_has_its
     let reason = canary["transitions"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("reward"), "{reason}");
     assert_eq!(world.version_of("champion").await, Some(1));
-    // the other one has begun meanwhile, with users of its own
+    assert_eq!(
+        world.version_of("learner").await,
+        Some(1),
+        "it was trained on top of version 2"
+    );
+    // the next one was trained on top of it too
+    let canary = world.settled(&next).await;
+    let reason = canary["transitions"][0]["reason"].as_str().unwrap();
+    assert!(
+        canary["state"] == "aborted" && reason.contains("on top of version 2, which was judged bad"),
+        "{canary}"
+    );
+    let (status, problem) = world.post("/v1/canaries", &json!({"version": 3})).await;
+    assert_eq!(status, 409, "{problem}");
+    let good = json!({"version": 3, "verdict": "good", "reason": "only its words are from there"});
+    let (status, judged) = world.post("/v1/judgments", &good).await;
+    assert_eq!(
+        (status, &judged["last_known_good"]["version"]),
+        (201, &json!(3)),
+        "{judged}"
+    );
+    assert_eq!(
+        world
+            .post("/v1/judgments", &json!({"version": 9, "verdict": "bad"}))
+            .await
+            .0,
+        404
+    );
+
+    // it has users of its own
+    let next = world.propose(3, steps).await;
     let canary = world.settled(&next).await;
     assert_eq!(
         (&canary["state"], &canary["control"]),
@@ -332,4 +395,100 @@ async fn people_decide_and_every_refusal_says_what_to_do() {
     assert_eq!(status, 403, "nobody approves what they proposed: {problem}");
     assert_eq!(world.decide(id, "abort").await.1["state"], "aborted");
     world.end().await;
+}
+
+/// Nobody proposes: the loop does, as often as the configuration says, and whoever wants to know is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_loop_proposes_versions_of_learner_and_tells_receivers_of_each_decision() {
+    let stack = Stack::start("canary_cadence").await;
+    let receiver = Receiver::start().await;
+    let secret_file = stack.dir.path().join("webhook-secret");
+    std::fs::write(&secret_file, "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=").unwrap();
+    let options = json!({
+        "champion": "canary",
+        "propose": {"every": "1s", "versions": 2},
+        "canary": {"steps": [{"setWeight": 50}, {"pause": {"duration": "1s"}}]},
+        "webhook": [{"name": "chat", "url": receiver.url, "secret_file": secret_file}],
+    });
+    let world = World::start_with(stack, serde_json::from_value(options).unwrap()).await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let task = tokio::spawn(serving::release::run(world.releases.clone(), stop.clone()));
+    crate::support::eventually(
+        "the loop makes learner's version champion",
+        std::time::Duration::from_secs(120),
+        async || (world.version_of("champion").await == Some(3)).then_some(()),
+    )
+    .await;
+    let told = crate::support::eventually("the receiver is told", std::time::Duration::from_secs(60), async || {
+        let told = receiver.told();
+        told.last()
+            .is_some_and(|(_, last)| last["data"]["to"] == "champion")
+            .then_some(told)
+    })
+    .await;
+    let kinds: Vec<&str> = told.iter().map(|(_, told)| told["type"].as_str().unwrap()).collect();
+    assert_eq!(
+        kinds,
+        [
+            "canary.propose",
+            "canary.approve",
+            "canary.prepare",
+            "canary.pass",
+            "canary.step",
+            "canary.pass"
+        ],
+        "in order, and the one that was refused only once more: {told:?}"
+    );
+    let reason = told[0].1["data"]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("2 versions further"), "{reason}");
+    let refused = receiver.refused();
+    assert_eq!(refused.as_ref(), Some(&told[0].0), "an attempt again has the same id");
+    let shown = world.get("/v1/webhooks").await;
+    assert_eq!(
+        (&shown["webhooks"][0]["name"], &shown["webhooks"][0]["failures"]),
+        (&json!("chat"), &json!(0)),
+        "{shown}"
+    );
+    stop.cancel();
+    task.await.unwrap().unwrap();
+    world.end().await;
+}
+
+/// A receiver of webhooks, which refuses the first one.
+struct Receiver {
+    url: String,
+    refused: std::sync::Arc<std::sync::Mutex<Option<String>>>,
+    told: std::sync::Arc<std::sync::Mutex<Vec<(String, Value)>>>,
+}
+
+impl Receiver {
+    async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook", listener.local_addr().unwrap());
+        let (refused, told) = (std::sync::Arc::default(), std::sync::Arc::default());
+        let receiver = Receiver { url, refused, told };
+        let (refused, told) = (receiver.refused.clone(), receiver.told.clone());
+        let hook = async move |headers: axum::http::HeaderMap, axum::Json(body): axum::Json<Value>| {
+            let id = headers["webhook-id"].to_str().unwrap().to_owned();
+            assert!(headers["webhook-signature"].to_str().unwrap().starts_with("v1,"));
+            let first = refused.lock().unwrap().is_none();
+            if first {
+                *refused.lock().unwrap() = Some(id);
+                return axum::http::StatusCode::SERVICE_UNAVAILABLE;
+            }
+            told.lock().unwrap().push((id, body));
+            axum::http::StatusCode::NO_CONTENT
+        };
+        let router = axum::Router::new().route("/hook", axum::routing::post(hook));
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        receiver
+    }
+
+    fn told(&self) -> Vec<(String, Value)> {
+        self.told.lock().unwrap().clone()
+    }
+
+    fn refused(&self) -> Option<String> {
+        self.refused.lock().unwrap().clone()
+    }
 }

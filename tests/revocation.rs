@@ -380,6 +380,7 @@ impl<'a> Fleet<'a> {
                 epoch,
                 aliases: [("champion".into(), Target { version, root })].into(),
                 arms: vec![],
+                cluster_arms: Default::default(),
                 salt: String::new(),
                 created_at: OffsetDateTime::now_utc(),
             };

@@ -21,6 +21,7 @@ async fn forge(store: &Store, publisher: &Publisher<'_>, epoch: i64, thief: &Sig
         epoch,
         aliases: BTreeMap::from([("champion".into(), Target { version: 1, root })]),
         arms: vec![],
+        cluster_arms: BTreeMap::new(),
         salt: String::new(),
         created_at: OffsetDateTime::now_utc(),
     };

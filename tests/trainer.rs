@@ -13,6 +13,7 @@ mod episode_bounds;
 mod episodes;
 mod experts;
 mod fleet;
+mod gate;
 mod grammar;
 mod judges;
 mod long_session;

@@ -36,10 +36,9 @@ pub struct Row<K> {
     pub user: K,
     /// In units of reward.
     pub reward: f64,
-    /// μ(a|x): the logging policy's probability of the action. In (0, 1].
-    pub logged: f64,
-    /// π(a|x): the candidate's probability of the action. In [0, 1].
-    pub candidate: f64,
+    /// w = π(a|x) / μ(a|x): the candidate's probability of the action over that of the logging policy. At
+    /// least 0. For a sequence of tokens it is the product of their ratios.
+    pub weight: f64,
     /// `None` in every row: no doubly robust estimate.
     pub prediction: Option<Prediction>,
 }
@@ -126,7 +125,7 @@ pub fn value<K: Ord + Clone>(rows: &[Row<K>], limits: &Limits) -> Result<Value, 
             return Err(Refusal::MixedPredictions(index));
         }
     }
-    let weights = clusters(rows, |row| row.weight());
+    let weights = clusters(rows, |row| row.weight);
     let users = weights.len() as u64;
     let too_few = Refusal::Users {
         needed: limits.users_min.max(2),
@@ -140,8 +139,8 @@ pub fn value<K: Ord + Clone>(rows: &[Row<K>], limits: &Limits) -> Result<Value, 
     if sum <= 0.0 {
         return Err(Refusal::NoOverlap);
     }
-    let squares = rows.iter().map(|row| row.weight().powi(2)).sum::<f64>();
-    let largest = rows.iter().map(Row::weight).fold(0.0, f64::max);
+    let squares = rows.iter().map(|row| row.weight.powi(2)).sum::<f64>();
+    let largest = rows.iter().map(|row| row.weight).fold(0.0, f64::max);
     let (effective_rows, weight_share) = (sum * sum / squares, largest / sum);
     let effective_share = effective_rows / n;
     if effective_share < limits.effective_share_min {
@@ -162,15 +161,15 @@ pub fn value<K: Ord + Clone>(rows: &[Row<K>], limits: &Limits) -> Result<Value, 
         return Err(Refusal::WeightMean { mean: weight.mean, z });
     }
 
-    let ratio = rows.iter().map(|row| row.weight() * row.reward).sum::<f64>() / sum;
+    let ratio = rows.iter().map(|row| row.weight * row.reward).sum::<f64>() / sum;
     let estimate = |value: &dyn Fn(&Row<K>) -> f64| clusters(rows, value).estimate();
-    let residual = estimate(&|row| row.weight() * (row.reward - ratio) / weight.mean);
+    let residual = estimate(&|row| row.weight * (row.reward - ratio) / weight.mean);
     let robust = |row: &Row<K>| {
         row.prediction.map_or(f64::NAN, |prediction| {
-            prediction.candidate + row.weight() * (row.reward - prediction.action)
+            prediction.candidate + row.weight * (row.reward - prediction.action)
         })
     };
-    let (Some(ips), Some(residual)) = (estimate(&|row| row.weight() * row.reward), residual) else {
+    let (Some(ips), Some(residual)) = (estimate(&|row| row.weight * row.reward), residual) else {
         return Err(too_few);
     };
     Ok(Value {
@@ -188,13 +187,6 @@ pub fn value<K: Ord + Clone>(rows: &[Row<K>], limits: &Limits) -> Result<Value, 
     })
 }
 
-impl<K> Row<K> {
-    /// w = π / μ
-    fn weight(&self) -> f64 {
-        self.candidate / self.logged
-    }
-}
-
 fn clusters<K: Ord + Clone>(rows: &[Row<K>], value: impl Fn(&Row<K>) -> f64) -> Clusters<K> {
     rows.iter().map(|row| (row.user.clone(), value(row))).collect()
 }
@@ -204,20 +196,14 @@ fn check<K>(index: usize, row: &Row<K>) -> Result<(), Refusal> {
         action: 0.0,
         candidate: 0.0,
     });
-    // A propensity so small that the weight overflows is out of range too.
+    // A weight whose square overflows is out of range too.
     let fields = [
         ("the reward", row.reward, row.reward.is_finite()),
         (
-            "the logged propensity",
-            row.logged,
-            row.logged > 0.0 && row.logged <= 1.0,
+            "the weight",
+            row.weight,
+            row.weight >= 0.0 && row.weight.powi(2).is_finite(),
         ),
-        (
-            "the candidate's propensity",
-            row.candidate,
-            (0.0..=1.0).contains(&row.candidate),
-        ),
-        ("the weight", row.weight(), row.weight().powi(2).is_finite()),
         ("the predicted reward", prediction.action, prediction.action.is_finite()),
         (
             "the candidate's predicted reward",

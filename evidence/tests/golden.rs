@@ -106,8 +106,7 @@ fn off_policy_estimates_and_their_variances_are_the_sums_written_out() {
             Row {
                 user: row[0] as u64,
                 reward: row[1],
-                logged: row[2],
-                candidate: row[3],
+                weight: row[3] / row[2],
                 prediction: Some(Prediction {
                     action: row[4],
                     candidate: row[5],

@@ -17,8 +17,7 @@ fn rows(seed: u64, logged: f64, candidate: f64, predicted: f64) -> Vec<Row<u64>>
             rows.push(Row {
                 user,
                 reward: f64::from(u8::from(rng.random_bool(mean))),
-                logged: probability(logged),
-                candidate: probability(candidate),
+                weight: probability(candidate) / probability(logged),
                 prediction: Some(Prediction {
                     action: if acts { predicted } else { 0.2 },
                     candidate: 0.2 + (predicted - 0.2) * candidate,
@@ -105,12 +104,10 @@ fn too_little_overlap_is_refused_with_its_reason() {
     // The log never takes action 1 but claims propensities as if it did.
     let missing = rows(4, 0.5, 0.8, 0.5)
         .into_iter()
-        .filter(|row| row.candidate < 0.5)
+        .filter(|row| row.weight < 1.0)
         .collect::<Vec<_>>();
     assert!(matches!(refused(&missing, &limits), Refusal::WeightMean { mean, .. } if mean < 0.5));
-    let never = rows(5, 0.5, 0.8, 0.5)
-        .into_iter()
-        .map(|row| Row { candidate: 0.0, ..row });
+    let never = rows(5, 0.5, 0.8, 0.5).into_iter().map(|row| Row { weight: 0.0, ..row });
     assert_eq!(refused(&never.collect::<Vec<_>>(), &limits), Refusal::NoOverlap);
     assert_eq!(refused(&[], &limits), Refusal::Users { needed: 30, got: 0 });
 }
@@ -123,11 +120,11 @@ fn rows_that_cannot_be_are_refused_by_number_and_field() {
         value(&rows, &Limits::default()).unwrap_err().to_string()
     };
     assert_eq!(
-        with(|row| row.logged = 0.0),
-        "row 7: the logged propensity is 0, which is out of range"
+        with(|row| row.weight = -1.0),
+        "row 7: the weight is -1, which is out of range"
     );
-    assert!(with(|row| row.logged = 1e-200).contains("the weight"));
-    assert!(with(|row| row.candidate = 1.5).contains("the candidate's propensity is 1.5"));
+    assert!(with(|row| row.weight = 1e200).contains("the weight"));
+    assert!(with(|row| row.weight = f64::NAN).contains("the weight is NaN"));
     assert!(with(|row| row.reward = f64::NAN).contains("the reward is NaN"));
     assert!(with(|row| row.prediction = None).contains("row 7 differs"));
 }

@@ -28,7 +28,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// A replica without a report for this long is shown as silent.
-const SILENT_SECONDS: i64 = 10;
+pub(crate) const SILENT_SECONDS: i64 = 10;
 /// Largest page of `GET /v1/swaps`.
 const PAGE_MAX: i64 = 1000;
 

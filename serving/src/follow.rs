@@ -48,6 +48,8 @@ pub struct Options {
     pub poll_interval: Duration,
     /// Longest wait before the next try after a failure. A new assignment is tried at once.
     pub back_off_max: Duration,
+    /// Of the replica.
+    pub cluster: String,
     /// Loads only the version of this alias; `None`: those of all aliases.
     pub alias: Option<String>,
     /// Memory for weights and caches of all loaded versions, in bytes.
@@ -142,7 +144,7 @@ impl Follower {
             return Ok(());
         };
         let epoch = assignment.epoch;
-        self.apply(assignment, &keys)
+        self.apply(assignment.in_cluster(&self.options.cluster), &keys)
             .await
             .with_context(|| format!("apply assignment {epoch}"))
     }

@@ -11,15 +11,18 @@ mod canary;
 pub mod decide;
 mod experiment;
 mod http;
+mod judgment;
 mod leader;
 mod options;
 mod publish;
 mod tables;
+mod webhook;
 
 pub use artifact::assignment::{CHAMPION, LEARNER};
+pub use canary::Evaluator;
 pub use http::routes;
 pub use leader::{Round, run};
-pub use options::{ArmOptions, Learning, LearningAlias, Options};
+pub use options::{AfterHarm, ArmOptions, ChampionBy, Learning, LearningAlias, Options};
 
 use anyhow::Context;
 use artifact::sign::{SigningKey, TrustedKeys};
@@ -27,8 +30,8 @@ use decide::Rules;
 use ingest::log::Producer;
 use sqlx::PgPool;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
+use std::sync::{Arc, OnceLock};
 use store::Store;
 
 /// The frozen arm: the first version of the realtime line.
@@ -56,6 +59,10 @@ struct Inner {
     log: Option<Producer>,
     /// The newest epoch whose document is in the store, as far as known.
     published: AtomicI64,
+    /// Unset: no gate can ask for an evaluation.
+    evaluator: OnceLock<Arc<dyn Evaluator>>,
+    /// Heads that no bad version is below.
+    clear: judgment::Clear,
 }
 
 impl ReleaseService {
@@ -80,13 +87,23 @@ impl ReleaseService {
             keys_dir: keys_dir.to_path_buf(),
             log,
             published: AtomicI64::new(0),
+            evaluator: OnceLock::new(),
+            clear: judgment::Clear::default(),
         })))
+    }
+
+    /// Gates of canaries ask this for evaluations from now on.
+    pub fn evaluate_with(&self, evaluator: Arc<dyn Evaluator>) {
+        // the first one stays
+        let _ = self.0.evaluator.set(evaluator);
     }
 
     fn rules(&self) -> Rules {
         Rules {
             learning: self.0.learning.alias,
             champion_every: self.0.options.champion_every,
+            champion: self.0.options.champion,
+            after_harm: self.0.options.after_harm,
         }
     }
 

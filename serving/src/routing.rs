@@ -215,6 +215,7 @@ pub(crate) mod tests {
                     explore: 0.0,
                 })
                 .collect(),
+            cluster_arms: BTreeMap::new(),
             salt: String::new(),
             created_at: datetime!(2026-11-21 10:00 UTC),
         }

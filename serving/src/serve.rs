@@ -97,6 +97,7 @@ impl Replica {
                 state_dir: options.state_dir.clone(),
                 poll_interval: Duration::from_millis(options.poll_interval_ms),
                 back_off_max: FOLLOW_BACK_OFF_MAX,
+                cluster: options.cluster.clone(),
                 alias: None,
                 resident_bytes_max: options.resident_bytes_max,
             },

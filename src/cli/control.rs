@@ -1,12 +1,15 @@
 //! `springtide control`: the control API and the release loop. Any number may run; one of them
 //! leads.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use ingest::log::Producer;
 use serving::release::{self, ReleaseService};
 
 use super::App;
 use crate::config::Part;
+use crate::control_api::Evaluations;
 use crate::role::{self, Role};
 use crate::{control_api, policy_store, signing_keys};
 
@@ -29,6 +32,10 @@ impl Args {
             &config.keys_dir(),
             Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
         )?;
+        releases.evaluate_with(Arc::new(Evaluations {
+            pool: role.pool.clone(),
+            policy: config.policy.name.clone(),
+        }));
         // Of the store of payloads, this role reads the folder of exports alone.
         let exports = role::payloads(app)
             .map(|payloads| payloads.exports())

@@ -5,11 +5,14 @@
 //! The two queries answer every tenant about what it logged itself, and nobody about others. All
 //! other routes are about the policy, and only for its tenant. Administrators may use all of them.
 
+mod evaluator;
 mod ledger;
 mod origin;
 mod report;
 
 use std::path::PathBuf;
+
+pub use evaluator::Evaluations;
 
 use edge::Problem;
 use edge::auth::{Principal, Scope};

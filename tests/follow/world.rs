@@ -146,6 +146,7 @@ impl World {
                 .map(|&(alias, serial)| (alias.to_owned(), target(serial)))
                 .collect(),
             arms: vec![],
+            cluster_arms: Default::default(),
             salt: String::new(),
             created_at: OffsetDateTime::now_utc(),
         }

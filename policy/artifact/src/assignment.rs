@@ -39,6 +39,10 @@ pub struct Assignment {
     pub aliases: BTreeMap<String, Target>,
     /// How users are divided. Empty: everyone gets `champion`.
     pub arms: Vec<Arm>,
+    /// By cluster: the arms of its replicas, instead of `arms`. Replicas from before there were such
+    /// arms divide users by `arms`. Left out of the document if there are none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cluster_arms: BTreeMap<String, Vec<Arm>>,
     /// Another salt draws every user's arm anew. Empty: users are where they were before there were
     /// salts. Left out of the document then.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -100,8 +104,13 @@ impl Assignment {
                 return Err(Error::Version(alias.clone(), target.version));
             }
         }
+        self.check_arms(&self.arms)?;
+        self.cluster_arms.values().try_for_each(|arms| self.check_arms(arms))
+    }
+
+    fn check_arms(&self, arms: &[Arm]) -> Result<(), Error> {
         let mut seen = BTreeSet::new();
-        for arm in &self.arms {
+        for arm in arms {
             if !self.aliases.contains_key(&arm.alias) {
                 return Err(Error::UnknownAlias(arm.alias.clone()));
             }
@@ -115,9 +124,9 @@ impl Assignment {
                 return Err(Error::Explore(arm.alias.clone(), arm.explore));
             }
         }
-        let total = self.total_weight();
+        let total = total_weight(arms);
         let usable = total.is_finite() && total > 0.0;
-        if !self.arms.is_empty() && !usable {
+        if !arms.is_empty() && !usable {
             return Err(Error::NoWeight);
         }
         Ok(())
@@ -132,7 +141,7 @@ impl Assignment {
     /// `"springtide arm 2\0" salt "\0" policy "\0" user_key`. Arms take consecutive shares of
     /// [0, 1) in their order.
     pub fn arm_for(&self, user_key: &str) -> (&str, f64) {
-        let total = self.total_weight();
+        let total = total_weight(&self.arms);
         let point = user_point(&self.salt, &self.policy, user_key) * total;
         let mut end = 0.0;
         let mut chosen = None;
@@ -150,6 +159,15 @@ impl Assignment {
         }
     }
 
+    /// As it is for replicas of this cluster: with the arms that they divide users by.
+    pub fn in_cluster(mut self, cluster: &str) -> Self {
+        if let Some(arms) = self.cluster_arms.remove(cluster) {
+            self.arms = arms;
+        }
+        self.cluster_arms.clear();
+        self
+    }
+
     /// Fraction of an alias's requests that explore. 0 if the alias has no arm.
     pub fn explore_of(&self, alias: &str) -> f64 {
         let arm = self.arms.iter().find(|arm| arm.alias == alias);
@@ -163,10 +181,10 @@ impl Assignment {
             false => SALTED_KIND,
         }
     }
+}
 
-    fn total_weight(&self) -> f64 {
-        self.arms.iter().map(|arm| arm.weight).sum()
-    }
+fn total_weight(arms: &[Arm]) -> f64 {
+    arms.iter().map(|arm| arm.weight).sum()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
@@ -221,6 +239,7 @@ pub(crate) mod tests {
             epoch: 3,
             aliases: [("champion".into(), target(8)), ("base".into(), target(1))].into(),
             arms: vec![arm("champion", 0.6), arm("base", 0.4)],
+            cluster_arms: BTreeMap::new(),
             salt: String::new(),
             created_at: time::macros::datetime!(2026-11-21 06:00 UTC),
         }
@@ -242,6 +261,33 @@ pub(crate) mod tests {
         }
         // 0.6 ± 5 standard deviations
         assert!((0.5826..0.6174).contains(&(champions as f64 / 20_000.0)), "{champions}");
+    }
+
+    #[test]
+    fn a_cluster_with_arms_of_its_own_divides_users_by_them_alone() {
+        let mut assignment = sample();
+        let plain = serde_json::to_string(&assignment).unwrap();
+        assert!(!plain.contains("cluster_arms"), "{plain}");
+        let champion = Arm {
+            alias: "champion".into(),
+            weight: 1.0,
+            explore: 0.0,
+        };
+        assignment.cluster_arms = [("eu".to_owned(), vec![champion.clone()])].into();
+        assignment.check().unwrap();
+        let read: Assignment = serde_json::from_str(&serde_json::to_string(&assignment).unwrap()).unwrap();
+        assert_eq!(read, assignment);
+        assert_eq!(read.clone().in_cluster("eu").arms, [champion]);
+        assert_eq!(read.in_cluster("us"), sample());
+        assignment.cluster_arms.insert(
+            "us".into(),
+            vec![Arm {
+                alias: "nobody".into(),
+                weight: 1.0,
+                explore: 0.0,
+            }],
+        );
+        assert_eq!(assignment.check(), Err(Error::UnknownAlias("nobody".into())));
     }
 
     #[test]

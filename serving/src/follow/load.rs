@@ -492,6 +492,7 @@ mod tests {
             state_dir: folder.into(),
             poll_interval: Duration::ZERO,
             back_off_max: Duration::ZERO,
+            cluster: "local".into(),
             alias: None,
             resident_bytes_max,
         }

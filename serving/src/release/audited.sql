@@ -34,7 +34,10 @@ with known as (
                         where c.policy = m.policy and t.epoch = m.epoch
                           and (m.alias = 'canary' and m.version = c.version
                                or m.alias = 'champion' and m.version = c.version and t.event in ('pass', 'promote')
-                               or m.alias = 'champion' and m.version = c.control and t.event = 'rollback')
+                               or m.alias = 'champion' and m.version = c.control and t.event = 'rollback'
+                               -- what becomes of a learner that was trained on top of it
+                               or m.alias = 'learner' and t.event in ('harm', 'rollback')
+                                  and (m.version = c.control or m.version = m.version_before and m.follows is null))
                           -- and a person who decided is in the audit with the same reason
                           and (t.actor = 'release' or exists (
                                    select from audit a

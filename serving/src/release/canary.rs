@@ -5,7 +5,9 @@
 //! machine    the states, and the ways between them
 //! strategy   the steps, and what the evidence is compared with
 //! evidence   what users did with both versions, from the tables
+//! gate       evaluations on logged trajectories before the first user
 //! look       what happens at one look
+//! cadence    proposals of the release loop
 //! tables     canary, canary_transition
 //! http       proposals and decisions of people
 //! ```
@@ -13,22 +15,27 @@
 //! transition with the evidence, and the assignments of a new epoch. So a process that dies in between
 //! leaves what was before, and the next leader goes on.
 
+mod cadence;
 mod evidence;
+mod gate;
 pub(super) mod http;
 mod look;
 mod machine;
 mod strategy;
 mod tables;
 
-use super::decide::{Change, ReleaseState};
-use super::{CANARY, CHAMPION, ReleaseService};
+use super::decide::{Change, ReleaseState, manual};
+use super::judgment::{self, Verdict};
+use super::{AfterHarm, CANARY, CHAMPION, ChampionBy, LEARNER, REALTIME, ReleaseService};
 use anyhow::Context;
 use evidence::Evidence;
-use look::Seen;
+pub use gate::Evaluator;
+use gate::Gate;
+use look::{Prepared, Seen};
 use machine::{Event, State};
 use sqlx::PgConnection;
 use std::time::Duration;
-pub use strategy::Strategy;
+pub use strategy::{Span, Strategy};
 use tables::{Canary, Transition};
 use time::OffsetDateTime;
 
@@ -54,6 +61,10 @@ pub(super) async fn round(service: &ReleaseService, connection: &mut PgConnectio
                 "could not look at the canary; its users keep what they have"
             ),
         }
+    }
+    match cadence::propose(service, connection).await {
+        Ok(proposed) => changed += usize::from(proposed),
+        Err(error) => tracing::error!(error = format!("{error:#}"), "could not look for a version to propose"),
     }
     Ok(changed)
 }
@@ -84,10 +95,20 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
     if canary.state == State::Gated {
         let loadable = super::http::check_loadable(service, canary.version).await;
         let refusal = loadable.err().map(|problem| problem.detail.unwrap_or_default());
-        looked.refusal = refusal;
+        let bad = judgment::bad_ancestor(connection, policy, canary.version).await;
+        let bad = bad.context("look for a bad version below it")?;
+        looked.refusal = refusal.or_else(|| Some(judgment::explain(canary.version, &bad?)));
     }
+    let now = OffsetDateTime::now_utc();
+    let frozen = service.0.options.freeze.iter().find(|window| window.contains(now));
+    looked.frozen = frozen.map(ToString::to_string);
     let state = super::tables::read(connection, policy, service.rules()).await;
     let state = state.context("read the release state")?;
+    if canary.state == State::Gated && looked.refusal.is_none() {
+        looked.gate = gate::look(service, connection, &state, canary)
+            .await
+            .context("look at its evaluations")?;
+    }
     let Some(seen) = looked.seen(connection, policy, &state, canary).await? else {
         return Ok(false);
     };
@@ -136,8 +157,11 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
 struct Looked {
     evidence: Option<Evidence>,
     alarms: Vec<String>,
-    /// Why replicas could not load the version.
+    /// Why the version cannot have users, whatever `champion` is.
     refusal: Option<String>,
+    gate: Option<Gate>,
+    /// The hours of now in which nothing goes on by itself.
+    frozen: Option<String>,
 }
 
 impl Looked {
@@ -168,6 +192,11 @@ impl Looked {
             }),
             approvals: approvals.context("read approvals")?.len(),
             refusal: in_the_way.or_else(|| self.refusal.clone()),
+            gate: self.gate.clone(),
+            replicas: prepared(connection, policy, state, canary)
+                .await
+                .context("read the replicas")?,
+            frozen: self.frozen.clone(),
             alarms: self.alarms.clone(),
             found: self
                 .evidence
@@ -178,6 +207,38 @@ impl Looked {
     }
 }
 
+/// The replicas that answer, and which of them hold a canary that they load. `None`: they do not load it
+/// yet, because no assignment names it.
+async fn prepared(
+    connection: &mut PgConnection,
+    policy: &str,
+    state: &ReleaseState,
+    canary: &Canary,
+) -> sqlx::Result<Option<Prepared>> {
+    let is_assigned = state.alias(CANARY).is_some_and(|alias| alias.version == canary.version);
+    if canary.state != State::Gated || !is_assigned {
+        return Ok(None);
+    }
+    let replicas = sqlx::query!(
+        r#"select id, exists (select from jsonb_array_elements(resident) held
+                              where (held ->> 'version')::bigint = $2) as "holds!"
+           from replica
+           where policy = $1 and ready and reported_at > now() - make_interval(secs => $3)
+           order by id"#,
+        policy,
+        canary.version,
+        crate::fleet::SILENT_SECONDS as f64
+    )
+    .fetch_all(connection)
+    .await?;
+    let (ready, waiting): (Vec<_>, Vec<_>) = replicas.into_iter().partition(|replica| replica.holds);
+    Ok(Some(Prepared {
+        since: Some(canary.step_since),
+        ready: ready.len(),
+        waiting: waiting.into_iter().map(|replica| replica.id).collect(),
+    }))
+}
+
 /// Whether a canary of the version can have users as things are. The error says what to do.
 fn check(state: &ReleaseState, version: i64) -> Result<(), String> {
     let champion = state
@@ -186,10 +247,10 @@ fn check(state: &ReleaseState, version: i64) -> Result<(), String> {
     if champion.version == version {
         return Err(format!("champion serves version {version} already"));
     }
-    if let Some(line) = &champion.follows {
+    if let (Some(line), ChampionBy::Follow) = (&champion.follows, state.rules.champion) {
         return Err(format!(
             "champion follows the line {line}, so it would move while it is compared with: hold it first with \
-             `springtide release pin --reason …`"
+             `springtide release pin --reason …`, or set release.champion to \"canary\""
         ));
     }
     let arms = state
@@ -227,7 +288,13 @@ async fn apply(
     decision: Decision,
 ) -> anyhow::Result<State> {
     let after = after(canary, state, decision.event)?;
-    let changes = changes(state, canary, &after, &decision.reason);
+    let mut changes = changes(state, canary, &after, &decision.reason);
+    if after.state == State::RolledBack
+        && let Some(learner) = state.learner()
+        && judgment::descends(transaction, policy, learner.version, canary.version).await?
+    {
+        changes.extend(learner_after_harm(state, canary, &decision.reason));
+    }
     let epoch = match changes.is_empty() {
         true => None,
         false => {
@@ -235,6 +302,21 @@ async fn apply(
             Some(epoch)
         }
     };
+    let verdict = match (after.state, decision.event) {
+        (State::Champion, Event::Pass) => Some(Verdict::Good),
+        (State::RolledBack, _) => Some(Verdict::Bad),
+        _ => None,
+    };
+    if let Some(verdict) = verdict {
+        let new = judgment::New {
+            version: canary.version,
+            verdict,
+            canary: Some(canary.id),
+            actor: &decision.actor,
+            reason: &decision.reason,
+        };
+        judgment::write(transaction, policy, new).await?;
+    }
     let transition = Transition {
         event: decision.event,
         from: canary.state,
@@ -263,7 +345,7 @@ fn after(canary: &Canary, state: &ReleaseState, event: Event) -> Result<Canary, 
         _ => {}
     }
     let moved = after.step != canary.step || after.state != canary.state || event == Event::Resume;
-    if moved && after.state == State::Canary {
+    if event == Event::Prepare || moved && after.state == State::Canary {
         after.step_since = OffsetDateTime::now_utc();
     }
     Ok(after)
@@ -284,14 +366,35 @@ fn changes(state: &ReleaseState, before: &Canary, after: &Canary, reason: &str) 
         _ => {}
     }
     let share = |canary: &Canary| Some(canary.share()).filter(|share| *share > 0.0);
-    if share(before) != share(after) {
+    let is_named = state.alias(CANARY).is_some_and(|alias| alias.version == after.version);
+    // without a share, replicas hold it and no user gets it
+    let names = after.state == State::Gated && after.step_since != before.step_since;
+    let ends = before.state == State::Gated && after.state == State::Aborted && is_named;
+    if (share(before), before.clusters()) != (share(after), after.clusters()) || names || ends {
         changes.push(Change {
             share: share(after),
-            withdrawn: share(after).is_none(),
+            clusters: after.clusters(),
+            withdrawn: share(after).is_none() && !names,
             ..state.pin(CANARY, after.version, reason)
         });
     }
     changes
+}
+
+/// What becomes of `learner`, which was trained on top of a version that did harm. `None`: it stays.
+/// A `learner` that a person holds stays held.
+fn learner_after_harm(state: &ReleaseState, canary: &Canary, reason: &str) -> Option<Change> {
+    let learner = state.learner().filter(|learner| learner.follows.is_some())?;
+    let line = state.line(REALTIME)?;
+    match state.rules.after_harm {
+        AfterHarm::Rebase => Some(manual::continue_line(
+            state,
+            line,
+            state.pin(LEARNER, canary.control?, reason),
+        )),
+        AfterHarm::Pause => Some(state.pin(LEARNER, learner.version, reason)),
+        AfterHarm::Continue => None,
+    }
 }
 
 #[cfg(test)]

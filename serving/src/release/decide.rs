@@ -9,12 +9,12 @@ pub mod arms;
 pub mod automatic;
 pub mod manual;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{ArmOptions, LEARNER, LearningAlias};
+use super::{AfterHarm, ArmOptions, ChampionBy, LEARNER, LearningAlias};
 use arms::{Draft, Experiment};
 
 /// Everything that decisions depend on, as of one moment.
@@ -26,6 +26,9 @@ pub struct ReleaseState {
     pub runs: Vec<Run>,
     /// Parents of the newest versions of the realtime line: enough for [`Self::is_behind`].
     pub parents: BTreeMap<i64, i64>,
+    /// Of the versions of the line's head and of `learner`: those that are bad, or were trained on top of a
+    /// bad one. Only the loop that follows them looks for them.
+    pub bad: BTreeSet<i64>,
     /// `None`: no arms were written yet.
     pub experiment: Option<Experiment>,
     /// Whether a canary has users. The arms stay as they are meanwhile.
@@ -39,6 +42,8 @@ pub struct Rules {
     pub learning: LearningAlias,
     /// `champion` moves to the version of `learner` when it is this many versions behind.
     pub champion_every: u32,
+    pub champion: ChampionBy,
+    pub after_harm: AfterHarm,
 }
 
 impl Default for Rules {
@@ -46,6 +51,8 @@ impl Default for Rules {
         Rules {
             learning: LearningAlias::Learner,
             champion_every: 1,
+            champion: ChampionBy::Follow,
+            after_harm: AfterHarm::Rebase,
         }
     }
 }
@@ -95,6 +102,8 @@ pub struct Change {
     pub withdrawn: bool,
     /// Of a canary: the share of `champion`'s users that it takes.
     pub share: Option<f64>,
+    /// The clusters in which it does. `None`: all.
+    pub clusters: Option<Vec<String>>,
     pub reason: String,
 }
 
@@ -136,6 +145,7 @@ impl ReleaseState {
             branch: current.map_or(0, |alias| alias.branch),
             withdrawn: false,
             share: None,
+            clusters: None,
             reason: reason.into(),
         }
     }

@@ -1,9 +1,10 @@
 //! The release API: `GET /v1/aliases`, `GET /v1/releases`, `POST /v1/releases`, and the arms
 //! (`experiment`). The caller's key goes into the audit.
 
-use super::decide::Change;
-use super::decide::manual::{self, ReleaseRequest, RequestError};
-use super::{CANARY, ReleaseService, canary, experiment, tables};
+use super::decide::manual::{self, Kind, ReleaseRequest, RequestError};
+use super::decide::{Change, ReleaseState};
+use super::judgment::{self, Verdict};
+use super::{CANARY, CHAMPION, ReleaseService, canary, experiment, tables, webhook};
 use crate::database::{page_limit, unavailable};
 use artifact::digest::Digest;
 use axum::extract::State;
@@ -15,6 +16,7 @@ use edge::json::Json;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 use std::time::Duration;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -34,6 +36,8 @@ pub fn routes(service: ReleaseService) -> Routes {
         .route(Scope::Release, "/v1/releases", "Move an alias", post(request_release))
         .merge(experiment::routes())
         .merge(canary::http::routes())
+        .merge(judgment::routes())
+        .merge(webhook::routes())
         .with_state(service)
 }
 
@@ -183,6 +187,12 @@ impl From<Change> for Moved {
     }
 }
 
+pub(super) fn no_version(policy: &str, version: i64) -> Problem {
+    Problem::not_found(format!(
+        "policy {policy} has no version {version}; GET /v1/versions lists them"
+    ))
+}
+
 /// How long a release waits for the store to say whether a version can be loaded.
 const LOADABLE_MAX: Duration = Duration::from_secs(5);
 
@@ -225,7 +235,7 @@ async fn request_release(
     let state = tables::read(&mut transaction, policy, service.rules())
         .await
         .map_err(unavailable)?;
-    let before = tables::served_before(&mut transaction, policy, &request.alias)
+    let before = rollback_target(&mut transaction, policy, &state, &request.alias)
         .await
         .map_err(unavailable)?;
     if request.alias == CANARY && canary::serves(&mut transaction, policy).await.map_err(unavailable)? {
@@ -244,10 +254,7 @@ async fn request_release(
         .await
         .map_err(unavailable)?;
     let loadable = match known {
-        false => Err(Problem::not_found(format!(
-            "policy {policy} has no version {}; GET /v1/versions lists them",
-            change.to
-        ))),
+        false => Err(no_version(policy, change.to)),
         true => check_loadable(&service, change.to).await,
     };
     if let Err(problem) = loadable {
@@ -260,6 +267,20 @@ async fn request_release(
     let (epoch, releases) = tables::write(&mut transaction, policy, 0, kind, actor, &changes)
         .await
         .map_err(unavailable)?;
+    if let (Kind::Rollback, CHAMPION, Some(from)) = (request.kind, &*change.alias, change.from)
+        && from != change.to
+    {
+        let bad = judgment::New {
+            version: from,
+            verdict: Verdict::Bad,
+            canary: None,
+            actor,
+            reason: &request.reason,
+        };
+        judgment::write(&mut transaction, policy, bad)
+            .await
+            .map_err(unavailable)?;
+    }
     for change in &changes {
         let change_of_alias = audit::Change {
             tenant: &principal.tenant,
@@ -292,6 +313,23 @@ async fn request_release(
         also: also.iter().cloned().map(Moved::from).collect(),
     };
     Ok((StatusCode::CREATED, Json(released)))
+}
+
+/// Where a rollback goes that names no version. `champion` goes to the last version known to be good;
+/// without one, and all other aliases, to the version served before.
+async fn rollback_target(
+    connection: &mut PgConnection,
+    policy: &str,
+    state: &ReleaseState,
+    alias: &str,
+) -> sqlx::Result<Option<i64>> {
+    if alias == CHAMPION {
+        let current = state.alias(CHAMPION).map(|champion| champion.version);
+        if let Some(good) = judgment::last_good(&mut *connection, policy, current).await? {
+            return Ok(Some(good.version));
+        }
+    }
+    tables::served_before(connection, policy, alias).await
 }
 
 fn into_problem(error: &RequestError) -> Problem {

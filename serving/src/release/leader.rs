@@ -5,7 +5,7 @@
 //! documents, plans the automatic changes and writes them as one epoch.
 
 use super::decide::{Change, ReleaseState, arms, automatic};
-use super::{ArmOptions, ReleaseService, audited, canary, tables};
+use super::{ArmOptions, REALTIME, ReleaseService, audited, canary, tables, webhook};
 use anyhow::Context;
 use edge::audit::{self, Actor};
 use sqlx::PgConnection;
@@ -32,9 +32,14 @@ pub struct Round {
     pub changes: usize,
 }
 
-/// Runs until `shutdown`, as leader or standby. Failures of database and store are logged and
-/// retried.
+/// Runs until `shutdown`, as leader or standby, and sends decisions to their receivers. Failures of
+/// database and store are logged and retried.
 pub async fn run(service: ReleaseService, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let send = webhook::run(service.clone(), shutdown.clone());
+    tokio::try_join!(send, lead_or_wait(service, shutdown)).map(drop)
+}
+
+async fn lead_or_wait(service: ReleaseService, shutdown: CancellationToken) -> anyhow::Result<()> {
     loop {
         let led = tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
@@ -105,9 +110,12 @@ async fn warn(service: &ReleaseService, connection: &mut PgConnection) -> anyhow
     Ok(true)
 }
 
-/// Goes on from the tables' newest epoch, or states all aliases again under an epoch that is free in
-/// the store (see [`ReleaseService::taken_epoch`]).
+/// Notes new receivers of decisions. Then goes on from the tables' newest epoch, or states all aliases
+/// again under an epoch that is free in the store (see [`ReleaseService::taken_epoch`]).
 async fn catch_up(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<()> {
+    webhook::register(connection, &service.0.policy, &service.0.options.webhook)
+        .await
+        .context("note the receivers of decisions")?;
     service.check_key().await?;
     if let Some(taken) = service.taken_epoch().await?
         && let Some((epoch, _)) = write_changes(service, connection, taken, restate).await?
@@ -147,8 +155,7 @@ async fn look_at_canaries(service: &ReleaseService, connection: &mut PgConnectio
 async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<Round> {
     let epoch = service.publish_missing().await?;
     // without the lock first: almost every round has nothing to do
-    let state = tables::read(connection, &service.0.policy, service.rules()).await;
-    let state = state.context("read the release state")?;
+    let state = read(service, connection).await?;
     if changes(&state, &service.0.options.arms, automatic::plan).is_empty() {
         return Ok(Round { epoch, changes: 0 });
     }
@@ -172,6 +179,18 @@ async fn round(service: &ReleaseService, connection: &mut PgConnection) -> anyho
     })
 }
 
+/// The release state, with which of the newest versions are bad.
+async fn read(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<ReleaseState> {
+    let policy = &service.0.policy;
+    let state = tables::read(connection, policy, service.rules()).await;
+    let mut state = state.context("read the release state")?;
+    let head = state.line(REALTIME).map(|line| line.head);
+    let newest = head.into_iter().chain(state.learner().map(|learner| learner.version));
+    let bad = service.0.clear.bad(connection, policy, newest.collect()).await;
+    state.bad = bad.context("look for bad versions")?;
+    Ok(state)
+}
+
 /// What `decide` decides, or one alias as it is if the configuration changes the arms alone.
 fn changes(state: &ReleaseState, configured: &[ArmOptions], decide: fn(&ReleaseState) -> Vec<Change>) -> Vec<Change> {
     let changes = decide(state);
@@ -191,8 +210,7 @@ async fn write_changes(
 ) -> anyhow::Result<Option<(i64, Vec<Change>)>> {
     let (policy, configured) = (&service.0.policy, &service.0.options.arms);
     let mut transaction = tables::begin(connection, policy).await.context("begin")?;
-    let state = tables::read(&mut transaction, policy, service.rules()).await;
-    let state = state.context("read the release state")?;
+    let state = read(service, &mut transaction).await?;
     let changes = changes(&state, configured, decide);
     if changes.is_empty() {
         return Ok(None);

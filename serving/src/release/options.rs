@@ -1,10 +1,12 @@
 //! Configuration of the release loop and of the experiment.
 
-use super::BASE;
-use super::canary::Strategy;
+use super::canary::{Span, Strategy};
+use super::{BASE, webhook};
 use anyhow::{bail, ensure};
 use artifact::assignment::{CHAMPION, EXPLORE_MAX, LEARNER};
+use edge::window::Window;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// Largest `champion_every`. Each look at the heads walks so many versions.
 const CHAMPION_EVERY_MAX: u32 = 1000;
@@ -20,10 +22,69 @@ pub struct Options {
     /// `champion` moves to the version of `learner` when it is this many versions behind, 1 to 1000.
     /// Default: 1, so it moves with every new version.
     pub champion_every: u32,
+    /// What moves `champion` by itself. Default: `follow`.
+    pub champion: ChampionBy,
+    /// What becomes of `learner` when a canary does harm that it was trained on top of. Default:
+    /// `rebase`.
+    pub after_harm: AfterHarm,
+    /// Hours in which no canary begins or goes a step further by itself, such as `22:00-06:00
+    /// Europe/Berlin`. Harm is looked for all the time, and people may decide. Default: none.
+    pub freeze: Vec<Window>,
+    /// When versions of `learner` are proposed as canaries. Default: never.
+    pub propose: Option<Cadence>,
+    /// Who is told of decisions. Default: nobody.
+    pub webhook: Vec<webhook::Options>,
     /// How often lines and runs are polled, milliseconds. Default: 250.
     pub poll_interval_ms: u64,
     /// How a canary goes on whose proposal does not say it.
     pub canary: Strategy,
+}
+
+/// What moves `champion` by itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChampionBy {
+    /// It follows `learner`: every [`Options::champion_every`]th version.
+    #[default]
+    Follow,
+    /// Canaries alone, by evidence.
+    Canary,
+}
+
+/// What becomes of `learner` when a version that it was trained on top of did harm.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AfterHarm {
+    /// It continues from the version of `champion`.
+    #[default]
+    Rebase,
+    /// It is held where it is, so the realtime run pauses until a person decides.
+    Pause,
+    /// It learns on.
+    Continue,
+}
+
+/// When the version of `learner` is proposed as a canary: as soon as all of it holds and no canary is
+/// under way.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cadence {
+    /// So long after the canary before it ended. Default: an hour.
+    pub every: Span,
+    /// It is this many versions further than the one proposed before, and than `champion`. Default: 1.
+    pub versions: u32,
+    /// These versions were trained on so many trajectories. Default: 0.
+    pub trajectories: u64,
+}
+
+impl Default for Cadence {
+    fn default() -> Self {
+        Cadence {
+            every: Span(Duration::from_secs(3600)),
+            versions: 1,
+            trajectories: 0,
+        }
+    }
 }
 
 /// One arm of the experiment.
@@ -102,6 +163,11 @@ impl Default for Options {
         Options {
             arms: vec![arm(LEARNER, 0.3, 0.02), arm(CHAMPION, 0.5, 0.0), arm(BASE, 0.2, 0.0)],
             champion_every: 1,
+            champion: ChampionBy::default(),
+            after_harm: AfterHarm::default(),
+            freeze: Vec::new(),
+            propose: None,
+            webhook: Vec::new(),
             poll_interval_ms: 250,
             canary: Strategy::default(),
         }
@@ -122,6 +188,18 @@ impl Options {
             "release.champion_every is {}: give 1 to {CHAMPION_EVERY_MAX}",
             self.champion_every
         );
+        if let Some(cadence) = &self.propose {
+            ensure!(
+                cadence.versions > 0,
+                "release.propose.versions is 0: give 1 or more, or leave [release.propose] out"
+            );
+            ensure!(
+                self.champion == ChampionBy::Canary,
+                "[release.propose] is set, but release.champion is \"follow\": set it to \"canary\", so that champion stays where \
+                 it is while a canary is compared with it"
+            );
+        }
+        webhook::check(&self.webhook)?;
         ensure!(self.poll_interval_ms > 0, "release.poll_interval_ms must be at least 1");
         if let Err(error) = self.canary.check() {
             bail!("release.canary.{error}");
@@ -181,6 +259,12 @@ mod tests {
         assert!(refusal(&|o| o.arms.clear()).contains("release.arm is empty"));
         assert!(refusal(&|o| o.arms[0].alias = "base".into()).contains("\"base\" twice"));
         assert!(refusal(&|o| o.arms[0].explore = 0.6).contains("explore = 0.6"));
+        assert!(refusal(&|o| o.propose = Some(Cadence::default())).contains("set it to \"canary\""));
+        let none = Cadence {
+            versions: 0,
+            ..Cadence::default()
+        };
+        assert!(refusal(&|o| o.propose = Some(none)).contains("release.propose.versions is 0"));
         for n in [0, 1001] {
             assert!(refusal(&|o| o.champion_every = n).contains("release.champion_every"));
         }

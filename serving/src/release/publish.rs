@@ -5,7 +5,7 @@
 //! only if it is absent, so the next leader publishes what a crashed one left out.
 
 use super::decide::arms::{Experiment, with_canary};
-use super::{ReleaseService, tables};
+use super::{ArmOptions, ReleaseService, tables};
 use anyhow::Context;
 use artifact::assignment::{self, Arm, Assignment, EPOCH_JUMP_MAX, Target};
 use artifact::digest::Digest;
@@ -254,7 +254,7 @@ impl ReleaseService {
     async fn document(&self, epoch: i64) -> anyhow::Result<Assignment> {
         let inner = &self.0;
         let rows = sqlx::query!(
-            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, a.share, v.root
+            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, a.share, a.clusters, v.root
                from assignment a
                join version v on v.policy = a.policy and v.serial = a.version
                where a.policy = $1 and a.epoch <= $2
@@ -279,32 +279,43 @@ impl ReleaseService {
             let root = Digest::from_slice(&row.root)
                 .with_context(|| format!("version {} has a content hash of {} bytes", row.version, row.root.len()))?;
             let version = row.version;
-            canary = canary.or(row.share);
+            canary = canary.or(row.share.map(|share| (share, row.clusters)));
             aliases.insert(row.alias, Target { version, root });
         }
         let (arms, salt) = match self.experiment(epoch).await? {
             Some(experiment) => (experiment.arms, experiment.salt),
             None => (inner.options.arms.clone(), String::new()),
         };
-        let arms = arms.into_iter().filter(|arm| aliases.contains_key(&arm.alias));
-        let arms = match canary {
-            Some(share) => with_canary(arms, share),
-            None => arms.collect(),
+        let arms: Vec<ArmOptions> = arms
+            .into_iter()
+            .filter(|arm| aliases.contains_key(&arm.alias))
+            .collect();
+        let with_canary = |share| signed(with_canary(arms.iter().cloned(), share));
+        let (cluster_arms, arms) = match canary {
+            None => (BTreeMap::new(), signed(arms)),
+            Some((share, None)) => (BTreeMap::new(), with_canary(share)),
+            Some((share, Some(clusters))) => {
+                let of_clusters = clusters.into_iter().map(|cluster| (cluster, with_canary(share)));
+                (of_clusters.collect(), signed(arms.clone()))
+            }
         };
         Ok(Assignment {
             policy: inner.policy.clone(),
             epoch,
-            arms: arms
-                .into_iter()
-                .map(|arm| Arm {
-                    alias: arm.alias,
-                    weight: arm.weight,
-                    explore: arm.explore,
-                })
-                .collect(),
+            arms,
+            cluster_arms,
             salt,
             aliases,
             created_at,
         })
     }
+}
+
+fn signed(arms: Vec<ArmOptions>) -> Vec<Arm> {
+    let arm = |arm: ArmOptions| Arm {
+        alias: arm.alias,
+        weight: arm.weight,
+        explore: arm.explore,
+    };
+    arms.into_iter().map(arm).collect()
 }

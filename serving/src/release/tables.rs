@@ -7,7 +7,7 @@ use super::decide::{Alias, Change, Line, ReleaseState, Rules, Run};
 use super::{ArmOptions, LEARNER, REALTIME};
 use sqlx::types::Json;
 use sqlx::{PgConnection, Postgres, Transaction};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 /// First half of the advisory lock's key; the second is a hash of the policy's name.
@@ -66,6 +66,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, rules: Rules) -> 
     .await?;
     Ok(ReleaseState {
         rules,
+        bad: BTreeSet::new(),
         aliases,
         lines,
         runs,
@@ -188,8 +189,8 @@ pub async fn write(
     let mut releases = Vec::with_capacity(changes.len());
     for change in changes {
         sqlx::query!(
-            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn, share)
-             values ($1, $2, $3, $4, $5, $6, $7, $8)",
+            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn, share, clusters)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             policy,
             epoch,
             change.alias,
@@ -197,7 +198,8 @@ pub async fn write(
             change.follows,
             change.branch,
             change.withdrawn,
-            change.share
+            change.share,
+            change.clusters.as_deref()
         )
         .execute(&mut **transaction)
         .await?;

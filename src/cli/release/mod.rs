@@ -29,11 +29,17 @@ pub enum Command {
     ///
     /// Example: springtide release promote 41 --reason "passed the evaluation"
     Promote(Move),
-    /// Give an alias a version, by default the one it served before. After a rollback of `champion`,
-    /// `champion` stays there, and `learner` continues from there.
+    /// Give an alias an older version. `champion` goes to the last version known to be good, and what it
+    /// leaves counts as bad; without such a version, and other aliases, to the one served before. After
+    /// a rollback of `champion`, `champion` stays there, and `learner` continues from there.
     ///
-    /// Example: springtide release rollback 40 --reason "worse completions"
+    /// Example: springtide release rollback --reason "worse completions"
     Rollback(Move),
+    /// Say that a version is good or bad. What was trained on top of a bad version counts as bad too: it
+    /// is no canary, and `champion` does not follow to it.
+    ///
+    /// Example: springtide release judge 41 bad --reason "it invents functions"
+    Judge(Judgment),
     /// Hold an alias at a version, by default the current one. It follows nothing until it is
     /// promoted. Learning goes on unless `learner` is pinned.
     ///
@@ -43,6 +49,24 @@ pub enum Command {
     ///
     /// Example: springtide release arms --set learner=0.2,champion=0.7,base=0.1 --reason "wider"
     Arms(arms::Args),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Judgment {
+    /// Number of the version.
+    version: i64,
+    verdict: Verdict,
+    /// Why; kept for audits.
+    #[arg(long)]
+    reason: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Verdict {
+    Good,
+    Bad,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -69,6 +93,7 @@ impl Command {
             Self::Promote(to) => to.send(&client, "promote").await,
             Self::Rollback(to) => to.send(&client, "rollback").await,
             Self::Pin(to) => to.send(&client, "pin").await,
+            Self::Judge(judgment) => judgment.send(&client).await,
             Self::Arms(arms) => arms.run(&client).await,
         }
     }
@@ -82,6 +107,7 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
     // a control of an earlier build has none
     let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_default();
+    let judgments: Value = client.get("/v1/judgments", &[("limit", "1")]).await.unwrap_or_default();
     let canary = rows(&canaries["canaries"]).find(|canary| canary["share"].as_f64() > Some(0.0));
     let document = json!({
         "policy": aliases["policy"],
@@ -89,14 +115,36 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
         "aliases": aliases["aliases"],
         "experiment": experiment,
         "canary": canary,
+        "last_known_good": judgments["last_known_good"],
+        "champion_bad": judgments["champion_bad"],
+        "learner_bad": judgments["learner_bad"],
         "replicas": replicas["replicas"],
         "releases": rows(&releases["releases"]).take(history).collect::<Vec<_>>(),
     });
     let now = time::OffsetDateTime::now_utc();
     output.print(&document, || {
         let canary = canary.map(view::canary).unwrap_or_default();
-        canary + &view::page(&aliases, &releases, &replicas, &experiment, history, now)
+        view::judged(&judgments, now) + &canary + &view::page(&aliases, &releases, &replicas, &experiment, history, now)
     })
+}
+
+impl Judgment {
+    async fn send(self, client: &ControlClient) -> anyhow::Result<()> {
+        let verdict = match self.verdict {
+            Verdict::Good => "good",
+            Verdict::Bad => "bad",
+        };
+        let body = json!({"version": self.version, "verdict": verdict, "reason": self.reason});
+        let judgments: Value = client.post("/v1/judgments", &body).await?;
+        let now = time::OffsetDateTime::now_utc();
+        self.output.print(&judgments, || {
+            format!(
+                "version {} counts as {verdict}\n{}",
+                self.version,
+                view::judged(&judgments, now)
+            )
+        })
+    }
 }
 
 impl Move {

@@ -55,6 +55,39 @@ pub fn page(
     page
 }
 
+/// What is known to be good and bad, as it stands before everything else. `judgments` is the answer of the
+/// control API.
+pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
+    let told = |judgment: &Value| {
+        format!(
+            "{} by {}, {} ago: {}",
+            cell(&judgment["version"]),
+            cell(&judgment["actor"]),
+            ago(&judgment["at"], now),
+            cell(&judgment["reason"])
+        )
+    };
+    let good = &judgments["last_known_good"];
+    let mut text = match good.is_object() {
+        true => format!(
+            "last known good: version {}\n  to go back to it: springtide release rollback {} --reason '…'\n",
+            told(good),
+            cell(&good["version"])
+        ),
+        false => {
+            "last known good: none yet; a canary that becomes champion by evidence is, and what a person judges good\n"
+                .to_owned()
+        }
+    };
+    for alias in ["champion", "learner"] {
+        let bad = &judgments[format!("{alias}_bad")];
+        if bad.is_object() {
+            text += &format!("{alias} builds on a bad version: {}\n", told(bad));
+        }
+    }
+    text + "\n"
+}
+
 /// The canary under way, in one line, as it stands before everything else.
 pub fn canary(canary: &Value) -> String {
     let share = canary["share"].as_f64().unwrap_or(0.0) * 100.0;
@@ -212,6 +245,25 @@ mod tests {
         ] {
             assert!(page.contains(expected), "no {expected:?} in\n{page}");
         }
+    }
+
+    #[test]
+    fn what_is_known_good_and_what_builds_on_a_bad_version_comes_first() {
+        let now = datetime!(2026-11-21 03:00:00 UTC);
+        let judgment = |version, verdict: &str, reason: &str| json!({"version": version, "verdict": verdict, "actor": "release", "reason": reason, "at": "2026-11-21T02:50:00Z"});
+        let judgments = json!({
+            "last_known_good": judgment(40, "good", "it is better"),
+            "champion_bad": null,
+            "learner_bad": judgment(41, "bad", "rewards are lower"),
+        });
+        let text = judged(&judgments, now);
+        assert_eq!(
+            text,
+            "last known good: version 40 by release, 10 min ago: it is better\n  \
+             to go back to it: springtide release rollback 40 --reason '…'\n\
+             learner builds on a bad version: 41 by release, 10 min ago: rewards are lower\n\n"
+        );
+        assert!(judged(&Value::Null, now).starts_with("last known good: none yet"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::grpo::Config;
 use super::offline::{Evaluation, Export, ExportFor, Supervised};
 use super::preference::{Dpo, Kto};
 use super::runs::{self, Run};
-use super::{Shared, audited, database, visible_tenant};
+use super::{HarnessUrls, Shared, audited, database, visible_tenant};
 use crate::runs::claim;
 use crate::runs::schedule::Schedule;
 use axum::extract::State;
@@ -16,7 +16,8 @@ use edge::problem::Problem;
 use ingest::event::NAME_BYTES_MAX;
 use serde::Deserialize;
 use sqlx::{PgConnection, PgPool};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use uuid::Uuid;
 
 const TASKS_MAX: usize = 10_000;
@@ -310,6 +311,39 @@ impl Shared {
             _ => Ok(()),
         }
     }
+}
+
+/// Queues a run that evaluates `version` on a dataset such as `held-out@1`; for callers in this process.
+///
+/// # Errors
+/// What `POST /v1/runs` would answer.
+pub async fn evaluate_version(
+    pool: &PgPool,
+    policy: &str,
+    version: i64,
+    dataset: &str,
+    principal: &Principal,
+) -> Result<Uuid, Problem> {
+    let shared = Shared {
+        pool: pool.clone(),
+        policy: policy.into(),
+        exports: None,
+        harness_urls: Arc::new(HarnessUrls {
+            anywhere: String::new(),
+            clusters: BTreeMap::new(),
+        }),
+    };
+    let config = serde_json::from_value(serde_json::json!({"dataset": dataset}));
+    let request = OnDataset {
+        policy: None,
+        base_version: Some(version),
+        schedule: None,
+        config: config.map_err(|error| Problem::bad_request(format!("dataset: {error}")))?,
+    };
+    let new = shared.evaluation(request, principal).await?;
+    insert(pool, policy, &new, principal, &serde_json::json!({}))
+        .await
+        .map_err(database)
 }
 
 /// The version of an alias, else the head of a line, by its name.

@@ -18,8 +18,9 @@ pub async fn heads(pool: &PgPool, policy: &str) -> Result<BTreeMap<String, i64>,
     Ok(rows.into_iter().map(|row| (row.line, row.head)).collect())
 }
 
-/// Heads of lines, versions that aliases name, base versions of runs that have not ended, and base
-/// versions of their adapters.
+/// Heads of lines, versions that aliases name, canaries and what they would go back to, the last two
+/// versions known to be good, base versions of runs that have not ended, and base versions of their
+/// adapters.
 pub async fn versions(pool: &PgPool, store: &Store, policy: &str) -> anyhow::Result<BTreeSet<i64>> {
     let versions = sqlx::query_scalar!(
         r#"
@@ -29,6 +30,13 @@ pub async fn versions(pool: &PgPool, store: &Store, policy: &str) -> anyhow::Res
         union
         select base_version from run
         where policy = $1 and base_version is not null and status not in ('succeeded', 'failed', 'cancelled')
+        union
+        select named from canary
+        cross join lateral unnest(array[version, control]) as named
+        where policy = $1 and state not in ('retired', 'aborted', 'rolled_back') and named is not null
+        union
+        select version from (select version from version_judgment
+                             where policy = $1 and verdict = 'good' order by id desc limit 2) as good
         "#,
         policy
     )

@@ -172,6 +172,7 @@ impl Fixture {
             epoch,
             aliases: aliases.collect(),
             arms: vec![],
+            cluster_arms: Default::default(),
             salt: String::new(),
             created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
         };

@@ -7,6 +7,7 @@
 
 use super::strategy::Judge;
 use super::tables::{self, Canary};
+use ::evidence::rates::{self, Arm, Rates};
 use ::evidence::ratio::{CONCENTRATION, SampleRatio};
 use ::evidence::sequence::{Bounds, Design, NotYet, Sides};
 use ::evidence::verdict::{Goal, Margins, Rule, Verdict};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use sqlx::{Connection as _, PgConnection};
 use std::collections::{BTreeMap, BTreeSet};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 pub use super::look::Found;
 
@@ -37,8 +39,12 @@ pub struct Evidence {
     pub reward: Option<Bounds>,
     /// Share of declined answers, likewise.
     pub declined: Option<Bounds>,
-    /// Share of answers that the user did not wait for, likewise.
+    /// Share of answers that failed or that the user did not wait for, likewise.
     pub aborted: Option<Bounds>,
+    /// Share of answers that took longer than `judge.slowMs`, likewise.
+    pub slow: Option<Bounds>,
+    /// Of each user's first answer alone, so that it says something after few.
+    pub failures: Failures,
     /// Always-valid p-value of "users reached both sides in the shares that the steps say".
     pub sample_ratio_p: f64,
     pub found: Found,
@@ -54,9 +60,22 @@ pub struct Side {
     /// Null: no answer has a reward yet.
     pub mean_reward: Option<f64>,
     pub declined: i64,
+    /// They failed, or the user did not wait for them.
     pub aborted: i64,
+    /// They took longer than `judge.slowMs`.
+    pub slow: i64,
     /// Closed without a reward.
     pub unscored: i64,
+}
+
+/// How many of the users' first answers were aborted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Failures {
+    /// First answers of the canary, and those of them that were aborted.
+    pub canary: [u64; 2],
+    pub champion: [u64; 2],
+    /// Always-valid p-value of "the canary's are not aborted more often".
+    pub p: f64,
 }
 
 /// One user, on one side, in one period.
@@ -65,9 +84,13 @@ struct Row {
     is_canary: bool,
     period: i64,
     user_key: String,
+    /// The first answer.
+    first: Uuid,
+    first_aborted: bool,
     answers: i64,
     declined: i64,
     aborted: i64,
+    slow: i64,
     rewarded: i64,
     unscored: i64,
     reward: f64,
@@ -101,7 +124,8 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         &shares,
         weight,
         from,
-        until
+        until,
+        canary.strategy.judge.slow_ms.map(|ms| f64::from(ms) / 1000.0)
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -151,6 +175,8 @@ impl Evidence {
             reward: reward.ok(),
             declined: of_answers(|row| row.declined).ok(),
             aborted: of_answers(|row| row.aborted).ok(),
+            slow: judge.slow_ms.and_then(|_| of_answers(|row| row.slow).ok()),
+            failures: failures(rows, shares, guard.alpha),
             sample_ratio_p: sample_ratio(rows, shares),
             found: Found::default(),
         };
@@ -170,7 +196,8 @@ impl Evidence {
         );
         let guards = [
             (self.declined, "declines"),
-            (self.aborted, "loses users who do not wait"),
+            (self.aborted, "fails or loses users who do not wait"),
+            (self.slow, "is slow"),
         ];
         let broken = guards.into_iter().find_map(|(bounds, what)| {
             let low = bounds?.low;
@@ -180,8 +207,15 @@ impl Evidence {
                 )
             })
         });
+        let fails = (self.failures.p <= judge.alpha * GUARD_ALPHA).then(|| {
+            let ([all, aborted], [all_of_champion, aborted_of_champion]) = (self.failures.canary, self.failures.champion);
+            format!(
+                "{versions}: of its users' first answers {aborted} of {all} failed or were not waited for, of champion's \
+                 {aborted_of_champion} of {all_of_champion}"
+            )
+        });
         Found {
-            harm: broken.or_else(|| {
+            harm: fails.or(broken).or_else(|| {
                 (tolerant.verdict == Verdict::Harmful).then(|| format!("{versions}, rewards: {}", tolerant.reason))
             }),
             not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
@@ -208,6 +242,44 @@ fn rule(goal: Goal, judge: &Judge) -> Option<Rule> {
         information_max: None,
     };
     Rule::new(goal, margins).ok()
+}
+
+/// Compares the first answers of users, in the order of time. A user counts once: where they were first.
+fn failures(rows: &[Row], shares: &[f64], alpha: f64) -> Failures {
+    let mut first: BTreeMap<&str, &Row> = BTreeMap::new();
+    for row in rows {
+        let seen = first.entry(&row.user_key).or_insert(row);
+        if row.first < seen.first {
+            *seen = row;
+        }
+    }
+    let mut first: Vec<&Row> = first.into_values().collect();
+    first.sort_by_key(|row| row.first);
+    // about in the ratio of traffic, as it was in the first period
+    let share = shares.first().copied().unwrap_or(0.5).clamp(0.05, 0.95);
+    let design = rates::Design {
+        alpha,
+        block: [1, ((1.0 - share) / share).round().max(1.0) as u32],
+        ..rates::Design::default()
+    };
+    let Ok(mut test) = Rates::new(design) else {
+        return Failures {
+            p: 1.0,
+            ..Failures::default()
+        };
+    };
+    let mut found = Failures::default();
+    for row in first {
+        let (arm, side) = match row.is_canary {
+            true => (Arm::Candidate, &mut found.canary),
+            false => (Arm::Baseline, &mut found.champion),
+        };
+        side[0] += 1;
+        side[1] += u64::from(row.first_aborted);
+        test.observe(arm, row.first_aborted);
+    }
+    found.p = test.p();
+    found
 }
 
 /// The p-value of the shares, over all periods. A user counts in the period in which they came first.
@@ -253,6 +325,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
         mean_reward: (rewarded > 0).then(|| reward / rewarded as f64),
         declined: sum(|row| row.declined),
         aborted: sum(|row| row.aborted),
+        slow: sum(|row| row.slow),
         unscored: sum(|row| row.unscored),
     }
 }
@@ -299,7 +372,6 @@ mod tests {
     use super::super::strategy::Strategy;
     use super::*;
     use time::macros::datetime;
-    use uuid::Uuid;
 
     fn canary() -> Canary {
         Canary {
@@ -322,9 +394,15 @@ mod tests {
             is_canary,
             period,
             user_key: format!("{is_canary} {period} {user}"),
+            // users of both sides come in turn
+            first: Uuid::from_u128(
+                u128::from(period.unsigned_abs() * 1_000_000 + user.unsigned_abs()) * 2 + u128::from(is_canary),
+            ),
+            first_aborted: false,
             answers: 10,
             declined: 0,
             aborted: 0,
+            slow: 0,
             rewarded: 10,
             unscored: 0,
             reward: 10.0 * (mean + if user % 2 == 0 { 0.2 } else { -0.2 }),
@@ -398,6 +476,42 @@ mod tests {
         );
         rows[0].reward = 6.0;
         assert!(found(&rows).harm.is_some(), "one group varies");
+    }
+
+    /// Long before there are enough users for a mean.
+    #[test]
+    fn a_version_that_fails_does_harm_after_few_answers() {
+        let mut rows = [rows(false, 1, 90, 0.5), rows(true, 1, 10, 0.5)].concat();
+        let found = |rows: &[Row]| Evidence::of(&canary(), 40, &[0.1], rows);
+        assert_eq!(found(&rows).found.harm, None);
+        for row in rows.iter_mut().filter(|row| row.is_canary) {
+            row.first_aborted = true;
+        }
+        let fails = found(&rows);
+        assert_eq!((fails.failures.canary, fails.failures.champion), ([10, 10], [90, 0]));
+        let harm = fails.found.harm.unwrap_or_default();
+        assert!(
+            harm.contains("first answers 10 of 10 failed"),
+            "{harm} {:?}",
+            fails.failures
+        );
+        for row in &mut rows {
+            row.first_aborted = true;
+        }
+        assert_eq!(found(&rows).found.harm, None, "champion fails as often");
+    }
+
+    #[test]
+    fn slow_answers_count_where_the_strategy_says_what_is_slow() {
+        let mut rows = [rows(false, 1, 60, 0.5), rows(true, 1, 60, 0.5)].concat();
+        for row in &mut rows {
+            row.slow = if row.is_canary { 9 } else { 1 };
+        }
+        assert_eq!(found(&rows).harm, None);
+        let mut with_limit = canary();
+        with_limit.strategy.judge.slow_ms = Some(500);
+        let slow = Evidence::of(&with_limit, 40, &[0.5, 0.5], &rows).found;
+        assert!(slow.harm.is_some_and(|harm| harm.contains("it is slow in")));
     }
 
     #[test]

@@ -1,14 +1,18 @@
 -- What users did with the answers of a canary and of the version it is compared with: one row per side, period of one share,
--- and user. $4: the shares of the periods, of champion's users, who are $5 of all; $6, $7: from when until when.
+-- and user. $4: the shares of the periods, of champion's users, who are $5 of all; $6, $7: from when until when; $8: seconds
+-- after which an answer is slow, or null.
 --
 -- An answer belongs to the period whose probabilities it was drawn with, not to the time: replicas take a new assignment
 -- seconds after it was written. So requests that name an alias, whose probability is 1, belong to none.
 select g.arm = 'canary' as "is_canary!",
        period.number as "period!",
        g.user_key,
+       (array_agg(g.id order by g.id))[1] as "first!",
+       (array_agg(g.finish_reason = 'abort' order by g.id))[1] as "first_aborted!",
        count(*) as "answers!",
        count(*) filter (where g.declined) as "declined!",
        count(*) filter (where g.finish_reason = 'abort') as "aborted!",
+       count(*) filter (where g.finished_at - g.sampled_at > make_interval(secs => $8)) as "slow!",
        count(t.reward) as "rewarded!",
        count(t.censor_code) as "unscored!",
        coalesce(sum(t.reward), 0) as "reward!"

@@ -8,8 +8,8 @@ use super::tables::{self, Canary, Transition};
 use super::{Decision, apply, check};
 use crate::database::{page_limit, unavailable};
 use crate::release::decide::ReleaseState;
-use crate::release::http::check_loadable;
-use crate::release::{CHAMPION, ReleaseService};
+use crate::release::http::{check_loadable, no_version};
+use crate::release::{CHAMPION, ReleaseService, judgment};
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
@@ -97,6 +97,8 @@ struct View {
     step_since: OffsetDateTime,
     /// Of `champion`'s users, 0 to 1.
     share: f64,
+    /// The clusters whose users it takes. Null: all.
+    clusters: Option<Vec<String>>,
     strategy: Strategy,
     actor: String,
     reason: String,
@@ -108,6 +110,7 @@ impl From<Canary> for View {
     fn from(canary: Canary) -> Self {
         View {
             share: canary.share(),
+            clusters: canary.clusters(),
             id: canary.id,
             version: canary.version,
             control: canary.control,
@@ -231,13 +234,14 @@ async fn propose(
         .map_err(unavailable)?;
     let known = crate::release::tables::has_version(&mut transaction, policy, proposal.version).await;
     if !known.map_err(unavailable)? {
-        return Err(Problem::not_found(format!(
-            "policy {policy} has no version {}; GET /v1/versions lists them",
-            proposal.version
-        )));
+        return Err(no_version(policy, proposal.version));
     }
     let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
     check(&state.map_err(unavailable)?, proposal.version).map_err(Problem::conflict)?;
+    let bad = judgment::bad_ancestor(&mut transaction, policy, proposal.version).await;
+    if let Some(bad) = bad.map_err(unavailable)? {
+        return Err(Problem::conflict(judgment::explain(proposal.version, &bad)));
+    }
     let unfinished = tables::unfinished(&mut transaction, policy)
         .await
         .map_err(unavailable)?;

@@ -1,5 +1,6 @@
 //! What the release loop does with a canary when it looks at it. Pure: no database, no clock.
 
+use super::gate::Gate;
 use super::machine::{Event, State};
 use super::strategy::{Step, Success};
 use super::tables::Canary;
@@ -19,9 +20,25 @@ pub struct Seen {
     pub approvals: usize,
     /// Why the version cannot have users. Looked at when it is `gated`.
     pub refusal: Option<String>,
+    /// What its evaluations say. `None`: none are asked for.
+    pub gate: Option<Gate>,
+    /// Replicas that load it. `None`: none does yet.
+    pub replicas: Option<Prepared>,
+    /// The hours in which nothing begins or goes on by itself.
+    pub frozen: Option<String>,
     /// Alarms of the policy's realtime run.
     pub alarms: Vec<String>,
     pub found: Found,
+}
+
+/// How far the replicas are that answer now.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Prepared {
+    /// Since when they load it.
+    pub since: Option<OffsetDateTime>,
+    pub ready: usize,
+    /// Those that do not hold it yet.
+    pub waiting: Vec<String>,
 }
 
 /// What the evidence says about the canary beside `champion`.
@@ -42,10 +59,7 @@ pub struct Found {
 pub fn look(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     match canary.state {
         State::Proposed => approval(canary, seen),
-        State::Gated => Some(match &seen.refusal {
-            Some(refusal) => (Event::Refuse, refusal.clone()),
-            None => (Event::Pass, "all gates passed".to_owned()),
-        }),
+        State::Gated => gates(canary, seen),
         State::Canary | State::Paused | State::Held => {
             moved(canary, seen)
                 .or_else(|| harm(seen))
@@ -64,7 +78,7 @@ pub fn look(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
 
 fn approval(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     let wanted = canary.strategy.requires_approval as usize;
-    if seen.another_is_under_way || seen.approvals < wanted {
+    if seen.another_is_under_way || seen.approvals < wanted || seen.frozen.is_some() {
         return None;
     }
     let reason = match wanted {
@@ -75,6 +89,49 @@ fn approval(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
         ),
     };
     Some((Event::Approve, reason))
+}
+
+/// Gates first, then replicas load it, and then it gets its first users.
+fn gates(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    if let Some(refusal) = &seen.refusal {
+        return Some((Event::Refuse, refusal.clone()));
+    }
+    let passed = match &seen.gate {
+        None => "all gates passed".to_owned(),
+        Some(Gate::Passed(says)) => format!("all gates passed: {says}"),
+        Some(Gate::Refused(why)) => return Some((Event::Refuse, why.clone())),
+        Some(Gate::Waits) => return None,
+    };
+    let Some(replicas) = &seen.replicas else {
+        return Some((Event::Prepare, format!("{passed}; replicas load it")));
+    };
+    let (ready, all) = (replicas.ready, replicas.ready + replicas.waiting.len());
+    let limit = canary.strategy.prepare.0;
+    let waited: Duration = (seen.now - replicas.since.unwrap_or(seen.now))
+        .try_into()
+        .unwrap_or_default();
+    let is_over = waited >= limit;
+    let waiting = match replicas.waiting.is_empty() {
+        true => "none answers".to_owned(),
+        false => replicas.waiting.join(", "),
+    };
+    let (event, reason) = match ready {
+        0 if is_over => (
+            Event::Refuse,
+            format!("no replica has loaded it within {} s: {waiting}", limit.as_secs()),
+        ),
+        0 => return None,
+        _ if ready == all => (Event::Pass, format!("all {all} replicas hold it")),
+        _ if is_over => (
+            Event::Pass,
+            format!(
+                "{ready} of {all} replicas hold it after {} s. The others answer with champion alone until they do: {waiting}",
+                limit.as_secs()
+            ),
+        ),
+        _ => return None,
+    };
+    (event != Event::Pass || seen.frozen.is_none()).then_some((event, reason))
 }
 
 /// Whoever moves `champion` ends the comparison.
@@ -100,10 +157,17 @@ fn monitor(seen: &Seen) -> Option<(Event, String)> {
 
 /// The step that is under way: whether it is done, or its time is over.
 fn step(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    if seen.frozen.is_some() {
+        return None;
+    }
     let waited: Duration = (seen.now - canary.step_since).try_into().unwrap_or_default();
     let done = match canary.strategy.steps.get(canary.step) {
         None => "all steps are made".to_owned(),
         Some(Step::SetWeight(weight)) => format!("{weight}% of champion's users get it"),
+        Some(Step::SetClusters(clusters)) => match clusters.is_empty() {
+            true => "users of all clusters get it".to_owned(),
+            false => format!("users of {} get it", clusters.join(", ")),
+        },
         Some(Step::Pause(pause)) => match pause.duration {
             Some(duration) if waited >= duration.0 => format!("paused for {} s", duration.0.as_secs()),
             _ => return None,
@@ -175,6 +239,9 @@ mod tests {
             another_is_under_way: false,
             approvals: 0,
             refusal: None,
+            gate: None,
+            replicas: None,
+            frozen: None,
             alarms: vec![],
             found: known(false, false),
         }
@@ -270,7 +337,64 @@ mod tests {
             ..seen(0)
         };
         assert_eq!(event(&canary(State::Gated, 0), &refused), Some(Event::Refuse));
-        assert_eq!(event(&canary(State::Gated, 0), &seen(0)), Some(Event::Pass));
+        assert_eq!(event(&canary(State::Gated, 0), &seen(0)), Some(Event::Prepare));
+        let with = |gate| Seen {
+            gate: Some(gate),
+            ..seen(0)
+        };
+        let gated = canary(State::Gated, 0);
+        assert_eq!(event(&gated, &with(Gate::Waits)), None);
+        assert_eq!(event(&gated, &with(Gate::Refused("worse".into()))), Some(Event::Refuse));
+        assert_eq!(
+            event(&gated, &with(Gate::Passed("as good".into()))),
+            Some(Event::Prepare)
+        );
+    }
+
+    #[test]
+    fn replicas_load_it_before_the_first_user_gets_it() {
+        let gated = canary(State::Gated, 0);
+        let with = |minutes, ready, waiting: &[&str]| Seen {
+            replicas: Some(Prepared {
+                since: Some(BEGAN),
+                ready,
+                waiting: waiting.iter().map(|id| (*id).to_owned()).collect(),
+            }),
+            ..seen(minutes)
+        };
+        assert_eq!(event(&gated, &with(0, 2, &[])), Some(Event::Pass));
+        assert_eq!(event(&gated, &with(4, 1, &["r2"])), None);
+        assert_eq!(event(&gated, &with(5, 1, &["r2"])), Some(Event::Pass));
+        assert_eq!(event(&gated, &with(4, 0, &["r1", "r2"])), None);
+        assert_eq!(event(&gated, &with(5, 0, &["r1", "r2"])), Some(Event::Refuse));
+        assert_eq!(event(&gated, &with(4, 0, &[])), None, "no replica answers");
+        assert_eq!(event(&gated, &with(5, 0, &[])), Some(Event::Refuse));
+        let (_, reason) = look(&gated, &with(5, 1, &["r2"])).unwrap();
+        assert!(reason.contains("1 of 2 replicas") && reason.contains("r2"), "{reason}");
+    }
+
+    #[test]
+    fn while_frozen_nothing_begins_or_goes_on_but_harm_still_ends_it() {
+        let frozen = |minutes| Seen {
+            frozen: Some("22:00-06:00 Europe/Berlin".into()),
+            approvals: 2,
+            ..seen(minutes)
+        };
+        assert_eq!(event(&canary(State::Proposed, 0), &frozen(0)), None);
+        for step in [0, 1, 2] {
+            assert_eq!(event(&canary(State::Canary, step), &frozen(100)), None, "{step}");
+        }
+        let loaded = Seen {
+            replicas: Some(Prepared {
+                ready: 1,
+                ..Prepared::default()
+            }),
+            ..frozen(0)
+        };
+        assert_eq!(event(&canary(State::Gated, 0), &loaded), None);
+        let mut harmed = frozen(0);
+        harmed.found.harm = Some("rewards are lower".into());
+        assert_eq!(event(&canary(State::Canary, 0), &harmed), Some(Event::Harm));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// Waits for approvals, and for the canary before it.
     Proposed,
-    /// Approved. Its gates are looked at; no user gets it.
+    /// Approved. Its gates are looked at, and replicas load it; no user gets it.
     Gated,
     /// Some of `champion`'s users get it.
     Canary,
@@ -43,7 +43,9 @@ pub enum State {
 pub enum Event {
     /// All approvals are there, and no other canary is under way.
     Approve,
-    /// All gates passed; or all steps were made.
+    /// All gates passed: replicas load it.
+    Prepare,
+    /// Replicas hold it; or all steps were made.
     Pass,
     /// A gate refused the version.
     Refuse,
@@ -74,6 +76,7 @@ pub const TRANSITIONS: &[(State, Event, State)] = {
     &[
         (S::Proposed, E::Approve, S::Gated),
         (S::Proposed, E::Abort, S::Aborted),
+        (S::Gated, E::Prepare, S::Gated),
         (S::Gated, E::Pass, S::Canary),
         (S::Gated, E::Refuse, S::Aborted),
         (S::Gated, E::Abort, S::Aborted),
@@ -161,6 +164,7 @@ impl Event {
     pub fn name(self) -> &'static str {
         match self {
             Event::Approve => "approve",
+            Event::Prepare => "prepare",
             Event::Pass => "pass",
             Event::Refuse => "refuse",
             Event::Step => "step",
@@ -203,8 +207,9 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const EVENTS: [Event; 12] = [
+    const EVENTS: [Event; 13] = [
         Event::Approve,
+        Event::Prepare,
         Event::Pass,
         Event::Refuse,
         Event::Step,

@@ -20,6 +20,12 @@ const DURATION_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
 pub struct Strategy {
     pub steps: Vec<Step>,
     pub judge: Judge,
+    /// Before the first user: how the version does on logged trajectories. Default: it is not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<Evaluation>,
+    /// How long replicas have to load the version before the first user gets it. Then those that have not
+    /// go on without it; if none has, it ends. Default: 5 minutes.
+    pub prepare: Span,
     /// Different people who must approve it before anybody gets it. Default: 0.
     pub requires_approval: u32,
 }
@@ -30,6 +36,9 @@ pub struct Strategy {
 pub enum Step {
     /// Percent of `champion`'s users who get it from here on, above 0 to 100.
     SetWeight(f64),
+    /// Only users whom replicas of these clusters answer get it from here on. Empty: those of all
+    /// clusters.
+    SetClusters(Vec<String>),
     Pause(Pause),
     Analysis(Analysis),
 }
@@ -59,6 +68,24 @@ impl Analysis {
     }
 }
 
+/// What the version must show on logged trajectories before the first user gets it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Evaluation {
+    /// A dataset, such as `held-out@1`.
+    pub dataset: String,
+    /// The version is refused if its estimated reward is lower than `champion`'s by more than this, with
+    /// its whole 95% interval. In units of reward. Default: 0.02.
+    #[serde(default = "Evaluation::margin_default")]
+    pub margin: f64,
+}
+
+impl Evaluation {
+    fn margin_default() -> f64 {
+        0.02
+    }
+}
+
 /// What the evidence must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,6 +109,10 @@ pub struct Judge {
     pub alpha: f64,
     /// Users of each side, below which nothing is concluded from rewards. Default: 20.
     pub users_min: u32,
+    /// An answer that takes longer is slow, in milliseconds. More slow answers are harm, as more declined
+    /// ones are. Default: none, so nothing is said about time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slow_ms: Option<u32>,
 }
 
 impl Default for Judge {
@@ -91,6 +122,7 @@ impl Default for Judge {
             effect: 0.05,
             alpha: 0.05,
             users_min: 20,
+            slow_ms: None,
         }
     }
 }
@@ -112,6 +144,8 @@ impl Default for Strategy {
                 analysis(Success::Better),
             ],
             judge: Judge::default(),
+            evaluation: None,
+            prepare: Span(Duration::from_secs(300)),
             requires_approval: 0,
         }
     }
@@ -124,8 +158,12 @@ impl Strategy {
         if !(1..=STEPS_MAX).contains(&steps.len()) {
             return Err(format!("steps has {} entries; give 1 to {STEPS_MAX}", steps.len()));
         }
-        if !matches!(steps[0], Step::SetWeight(_)) {
-            return Err("steps must begin with setWeight: before it, nobody gets the version".to_owned());
+        let after_clusters = usize::from(matches!(steps[0], Step::SetClusters(_)));
+        if !matches!(steps.get(after_clusters), Some(Step::SetWeight(_))) {
+            return Err(
+                "steps must begin with setWeight, or with setClusters and then setWeight: before it, nobody gets the version"
+                    .to_owned(),
+            );
         }
         let mut last = 0.0;
         for step in steps {
@@ -137,6 +175,11 @@ impl Strategy {
                 }
                 last = *weight;
             }
+            if let Step::SetClusters(clusters) = step
+                && clusters.iter().any(String::is_empty)
+            {
+                return Err("setClusters names an empty cluster; leave it out, or give [] for all".to_owned());
+            }
         }
         if self.requires_approval > APPROVALS_MAX {
             return Err(format!(
@@ -144,11 +187,24 @@ impl Strategy {
                 self.requires_approval
             ));
         }
+        if let Some(evaluation) = &self.evaluation {
+            let margin = evaluation.margin;
+            if !(margin.is_finite() && margin >= 0.0) {
+                return Err(format!("evaluation.margin is {margin}; give 0 or more"));
+            }
+            if !evaluation.dataset.contains('@') {
+                return Err(format!(
+                    "evaluation.dataset is {:?}; give its name and version, such as \"held-out@1\"",
+                    evaluation.dataset
+                ));
+            }
+        }
         let Judge {
             margin,
             effect,
             alpha,
             users_min,
+            slow_ms,
         } = self.judge;
         if !(margin.is_finite() && margin > 0.0) {
             return Err(format!("judge.margin is {margin}; give a number above 0"));
@@ -162,6 +218,9 @@ impl Strategy {
         if users_min < 2 {
             return Err(format!("judge.usersMin is {users_min}; give 2 or more"));
         }
+        if slow_ms == Some(0) {
+            return Err("judge.slowMs is 0; give 1 or more, or leave it out".to_owned());
+        }
         Ok(())
     }
 
@@ -171,10 +230,22 @@ impl Strategy {
         so_far
             .filter_map(|step| match step {
                 Step::SetWeight(weight) => Some(*weight),
-                Step::Pause(_) | Step::Analysis(_) => None,
+                Step::SetClusters(_) | Step::Pause(_) | Step::Analysis(_) => None,
             })
             .next()
             .unwrap_or(0.0)
+    }
+
+    /// Whose users get it while the step is under way. `None`: those of all clusters.
+    pub fn clusters(&self, step: usize) -> Option<Vec<String>> {
+        let so_far = self.steps.iter().take(step + 1).rev();
+        let last = so_far
+            .filter_map(|step| match step {
+                Step::SetClusters(clusters) => Some(clusters.clone()),
+                _ => None,
+            })
+            .next();
+        last.filter(|clusters| !clusters.is_empty())
     }
 }
 
@@ -245,10 +316,31 @@ mod tests {
     }
 
     #[test]
+    fn clusters_come_one_after_another() {
+        let strategy = read(json!({"steps": [
+            {"setClusters": ["eu"]}, {"setWeight": 10}, {"setClusters": ["eu", "us"]}, {"setWeight": 50}, {"setClusters": []},
+        ]}))
+        .unwrap();
+        let clusters: Vec<Option<usize>> = (0..5)
+            .map(|step| strategy.clusters(step).map(|clusters| clusters.len()))
+            .collect();
+        assert_eq!(clusters, [Some(1), Some(1), Some(2), Some(2), None]);
+        assert_eq!(Strategy::default().clusters(3), None);
+    }
+
+    #[test]
     fn errors_name_the_field_and_what_it_can_be() {
         for (value, expected) in [
             (json!({"steps": []}), "steps has 0 entries"),
             (json!({"steps": [{"pause": {}}]}), "must begin with setWeight"),
+            (
+                json!({"steps": [{"setClusters": ["eu"]}, {"pause": {}}]}),
+                "setClusters and then setWeight",
+            ),
+            (
+                json!({"steps": [{"setClusters": [""]}, {"setWeight": 5}]}),
+                "setClusters names an empty",
+            ),
             (json!({"steps": [{"setWeight": 0}]}), "setWeight is 0 after 0"),
             (
                 json!({"steps": [{"setWeight": 20}, {"setWeight": 10}]}),
@@ -275,6 +367,12 @@ mod tests {
             (json!({"judge": {"margin": 0}}), "judge.margin is 0"),
             (json!({"judge": {"effect": -1}}), "judge.effect is -1"),
             (json!({"judge": {"usersMin": 1}}), "judge.usersMin is 1"),
+            (json!({"judge": {"slowMs": 0}}), "judge.slowMs is 0"),
+            (json!({"evaluation": {"dataset": "held-out"}}), "such as \"held-out@1\""),
+            (
+                json!({"evaluation": {"dataset": "a@1", "margin": -1}}),
+                "evaluation.margin is -1",
+            ),
             (json!({"requiresApproval": 9}), "requiresApproval is 9"),
             (json!({"weights": [1]}), "unknown field `weights`"),
         ] {

@@ -34,6 +34,11 @@ impl Canary {
             false => 0.0,
         }
     }
+
+    /// The clusters whose users it takes. `None`: all.
+    pub fn clusters(&self) -> Option<Vec<String>> {
+        self.strategy.clusters(self.step).filter(|_| self.share() > 0.0)
+    }
 }
 
 /// One decision about a canary.
@@ -182,6 +187,20 @@ pub async fn write(connection: &mut PgConnection, canary: &Canary, transition: &
     )
     .execute(connection)
     .await?;
+    Ok(())
+}
+
+/// The evaluation runs that its gate waits for.
+pub async fn evaluations(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Vec<Uuid>> {
+    sqlx::query_scalar!(r#"select evaluations as "evaluations!" from canary where id = $1"#, id)
+        .fetch_one(connection)
+        .await
+}
+
+pub async fn note_evaluations(connection: &mut PgConnection, id: Uuid, runs: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!("update canary set evaluations = $2 where id = $1", id, runs)
+        .execute(connection)
+        .await?;
     Ok(())
 }
 

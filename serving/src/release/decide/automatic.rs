@@ -1,6 +1,6 @@
 //! The moves that the release loop makes by itself. Pure.
 
-use super::super::{BASE, CANDIDATE, CHAMPION, LEARNER, LearningAlias, REALTIME};
+use super::super::{BASE, CANDIDATE, CHAMPION, ChampionBy, LEARNER, LearningAlias, REALTIME};
 use super::{Change, ReleaseState, Run};
 
 /// All automatic changes, to be written as one epoch. Empty: nothing to do.
@@ -42,7 +42,11 @@ fn assign_first_version(state: &ReleaseState, changes: &mut Vec<Change>) {
         ));
     }
     if champion.is_none() {
-        changes.push(at_head(CHAMPION));
+        let mut first = at_head(CHAMPION);
+        if state.rules.champion == ChampionBy::Canary {
+            first.follows = None;
+        }
+        changes.push(first);
     }
     if state.alias(BASE).is_none() {
         let reason = format!("version {} is the first of line {REALTIME}", line.first);
@@ -73,15 +77,18 @@ fn follow_lines(state: &ReleaseState, changes: &mut Vec<Change>) {
 }
 
 /// `champion` moves to the version of `learner` when it is `champion_every` versions behind, or when
-/// `learner` left it. A pinned `champion` stays.
+/// `learner` left it. A pinned `champion` stays, as one that canaries move; and nothing bad is followed.
 fn follow_learner(state: &ReleaseState, changes: &mut Vec<Change>) {
+    if state.rules.champion == ChampionBy::Canary {
+        return;
+    }
     let Some(learner) = state.learner() else { return };
     let Some(champion) = state.alias(CHAMPION).filter(|champion| champion.follows.is_some()) else {
         return;
     };
     let moved = changes.iter().find(|change| change.alias == LEARNER);
     let (newest, branch) = moved.map_or((learner.version, learner.branch), |moved| (moved.to, moved.branch));
-    if newest == champion.version || !state.is_behind(champion.version, newest) {
+    if newest == champion.version || !state.is_behind(champion.version, newest) || state.bad.contains(&newest) {
         return;
     }
     let every = match state.rules.champion_every {
@@ -246,6 +253,25 @@ mod tests {
         assert_eq!(follows, [Some(REALTIME), Some(REALTIME), None]);
         state.rules.learning = LearningAlias::Champion;
         assert_eq!(moves(&plan(&state)), [(CHAMPION, None, 2), (BASE, None, 1)]);
+    }
+
+    #[test]
+    fn champion_does_not_follow_what_is_bad_nor_where_canaries_move_it() {
+        let mut state = every(1, 8, 9);
+        assert_eq!(moves(&plan(&state)), [(CHAMPION, Some(8), 9)]);
+        state.bad = [9].into();
+        assert_eq!(plan(&state), []);
+        state.bad.clear();
+        state.rules.champion = ChampionBy::Canary;
+        assert_eq!(plan(&state), []);
+        let first = ReleaseState {
+            lines: vec![realtime(2, 0)],
+            rules: state.rules,
+            ..ReleaseState::default()
+        };
+        let changes = plan(&first);
+        let champion = changes.iter().find(|change| change.alias == CHAMPION).unwrap();
+        assert_eq!((champion.to, &champion.follows), (2, &None));
     }
 
     #[test]

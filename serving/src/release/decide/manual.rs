@@ -10,7 +10,7 @@
 //! A pinned `learner` that gets V by a rollback of `champion` stays pinned. If the run learns from
 //! `champion`, all three treat `champion` as the table says of `learner`.
 
-use super::super::{CHAMPION, LEARNER, REALTIME};
+use super::super::{CHAMPION, ChampionBy, LEARNER, REALTIME};
 use super::{Change, Line, ReleaseState};
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 pub struct ReleaseRequest {
     pub kind: Kind,
     pub alias: String,
-    /// Serial of the version to serve. Without it, a rollback returns to the previously served
-    /// version, a pin keeps the current one, and `champion` is promoted to that of `learner`.
+    /// Serial of the version to serve. Without it, a rollback of `champion` goes to the last version known
+    /// to be good, any other rollback and one without such a version to the version served before, a pin
+    /// keeps the current one, and `champion` is promoted to that of `learner`.
     pub version: Option<i64>,
     /// For the audit.
     #[serde(default)]
@@ -66,8 +67,8 @@ pub enum RequestError {
     Already { alias: String, version: i64 },
 }
 
-/// The changes that a request asks for, that of its alias first. `before` is the version that the
-/// alias served before its current one.
+/// The changes that a request asks for, that of its alias first. `before`: where a rollback goes that
+/// names no version.
 pub fn decide(
     state: &ReleaseState,
     before: Option<i64>,
@@ -100,7 +101,8 @@ pub fn decide(
             let learner = with_it.as_ref().map(|moved| moved.branch);
             let learner = learner.or(state.learner().map(|learner| learner.branch));
             change.branch = learner.unwrap_or(change.branch);
-            change.follows = (request.kind == Kind::Promote).then(|| REALTIME.into());
+            let follows = request.kind == Kind::Promote && state.rules.champion == ChampionBy::Follow;
+            change.follows = follows.then(|| REALTIME.into());
         }
     }
     let unchanged = current.is_some_and(|alias| alias.version == to && alias.follows == change.follows);
@@ -114,7 +116,7 @@ pub fn decide(
 }
 
 /// The realtime line continues from the version of `change`.
-fn continue_line(state: &ReleaseState, line: &Line, change: Change) -> Change {
+pub fn continue_line(state: &ReleaseState, line: &Line, change: Change) -> Change {
     let branch = state.alias(&change.alias).map_or(line.branch, |alias| alias.branch);
     Change {
         follows: Some(REALTIME.into()),
@@ -130,7 +132,8 @@ fn continue_line(state: &ReleaseState, line: &Line, change: Change) -> Change {
 /// The move of `learner` that comes with a promotion or rollback of `champion`. `None`: it stays.
 fn learner_with_champion(state: &ReleaseState, line: &Line, champion: &Change, kind: Kind) -> Option<Change> {
     let learner = state.learner()?;
-    if kind == Kind::Promote && !state.is_behind(champion.to, learner.version) {
+    let follows = state.rules.champion == ChampionBy::Follow;
+    if kind == Kind::Promote && !(follows && state.is_behind(champion.to, learner.version)) {
         return None;
     }
     let moved = state.pin(LEARNER, champion.to, &champion.reason);

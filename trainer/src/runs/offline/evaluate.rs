@@ -25,6 +25,10 @@
 //! distance from the samplers; with an effective sample size of a few, the estimates say nothing.
 //!
 //! A trajectory of which any turn cannot be used has no such product. It is left out as a whole.
+//!
+//! Beside these, `estimate` is the self-normalized one without truncation, with its 95% interval over
+//! users, or the reason why the trajectories say too little about the version
+//! ([`evidence::offpolicy`]): then there is none.
 
 use super::{
     Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
@@ -40,6 +44,7 @@ use crate::runs::claim::Claim;
 use crate::runs::trainer::Trainer;
 use crate::uses::Purpose;
 use anyhow::Context;
+use evidence::offpolicy::{self, Limits};
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
 use serde::Serialize;
@@ -75,7 +80,48 @@ struct Measured {
     refused: BTreeMap<String, usize>,
     /// Trajectories of which a generation is gone meanwhile, or has a parent that is not stored yet.
     missing: usize,
+    #[serde(flatten)]
+    estimate: Estimate,
 }
+
+/// Of the version's reward, without truncation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+enum Estimate {
+    There { estimate: Value },
+    Refused { estimate_refused: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Value {
+    reward: f64,
+    /// 95%, over users.
+    interval: [f64; 2],
+    users: u64,
+    /// How many trajectories of the version itself it is worth.
+    effective: f64,
+}
+
+impl Estimate {
+    fn of(rows: &[offpolicy::Row<User>]) -> Self {
+        match offpolicy::value(rows, &Limits::default()) {
+            Ok(value) => Estimate::There {
+                estimate: Value {
+                    reward: value.self_normalized.mean,
+                    interval: value.self_normalized.interval().ci95,
+                    users: value.users,
+                    effective: value.effective_rows,
+                },
+            },
+            Err(refusal) => Estimate::Refused {
+                estimate_refused: refusal.to_string(),
+            },
+        }
+    }
+}
+
+/// Tenant and key.
+type User = (String, String);
 
 /// What the version computed for one generation or trajectory, summed over its trained tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -157,18 +203,23 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
             let model = Arc::clone(&model);
             let work = move || score(&model, &read.samples, decline).map(|scores| (read.samples, scores));
             let (samples, scores) = computing.on_blocking_thread(work).await??;
-            let ids = samples.iter().map(|sample| sample.generation);
-            for (id, score) in ids.zip(&scores) {
-                trajectories.add(id, score);
+            for (sample, score) in samples.iter().zip(&scores) {
+                trajectories.add(sample.generation, (&sample.tenant, &sample.user), score);
             }
         }
     }
     let (refused, missing) = trajectories.left_out();
     let mut scores = Scores::new(config.weight_max);
-    let mut used: Vec<Uuid> = Vec::new();
-    for (member, score) in trajectories.whole() {
+    let (mut used, mut rows): (Vec<Uuid>, Vec<_>) = Default::default();
+    for (member, user, score) in trajectories.whole() {
         used.extend(&member.generations);
         scores.add(score);
+        rows.push(offpolicy::Row {
+            user: user.clone(),
+            reward: score.reward,
+            weight: score.log_ratio.exp(),
+            prediction: None,
+        });
     }
     if used.is_empty() {
         let why = serde_json::json!({"refused": refused, "missing": missing});
@@ -181,6 +232,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let measured = Measured {
         refused,
         missing,
+        estimate: Estimate::of(&rows),
         ..scores.measured(version)
     };
     let reason = format!(
@@ -244,6 +296,7 @@ struct Trajectories<'a> {
     /// The index of each generation's trajectory.
     of: HashMap<Uuid, usize>,
     scores: Vec<Score>,
+    users: Vec<User>,
     /// Trajectories with a generation that may not be used, by its code.
     refused: BTreeMap<String, BTreeSet<usize>>,
 }
@@ -256,15 +309,15 @@ impl<'a> Trajectories<'a> {
             members,
             of: of.collect(),
             scores: vec![Score::default(); members.len()],
+            users: vec![User::default(); members.len()],
             refused: BTreeMap::new(),
         }
     }
 
-    fn add(&mut self, generation: Uuid, score: &Score) {
-        let at = self.of.get(&generation);
-        if let Some(sum) = at.and_then(|&at| self.scores.get_mut(at)) {
-            sum.add(score);
-        }
+    fn add(&mut self, generation: Uuid, (tenant, user): (&str, &str), score: &Score) {
+        let Some(&at) = self.of.get(&generation) else { return };
+        self.scores[at].add(score);
+        self.users[at] = (tenant.to_owned(), user.to_owned());
     }
 
     fn refuse(&mut self, refused: BTreeMap<String, Vec<Uuid>>) {
@@ -275,9 +328,11 @@ impl<'a> Trajectories<'a> {
     }
 
     /// Those of which every generation was scored.
-    fn whole(&self) -> impl Iterator<Item = (&'a Member, &Score)> {
-        let scored = self.members.iter().zip(&self.scores);
-        scored.filter(|(member, score)| member.generations.len() == score.generations)
+    fn whole(&self) -> impl Iterator<Item = (&'a Member, &User, &Score)> {
+        let scored = self.members.iter().zip(&self.users).zip(&self.scores);
+        scored
+            .map(|((member, user), score)| (member, user, score))
+            .filter(|(member, _, score)| member.generations.len() == score.generations)
     }
 
     /// How many trajectories were refused, by code, and how many of the others are not whole.
@@ -345,6 +400,7 @@ impl Scores {
             weights_clipped: self.clipped as f64 / count,
             refused: BTreeMap::new(),
             missing: 0,
+            estimate: Estimate::of(&[]),
         }
     }
 }
@@ -406,11 +462,11 @@ mod tests {
         for (at, id) in members[0].generations.iter().enumerate() {
             // 2 and ½ in turn, and one more of 2: the product is 2
             let ratio: f64 = if at == 49 { 4.0 } else { [2.0, 0.5][at % 2] };
-            trajectories.add(*id, &score(ratio.ln(), -1.0));
+            trajectories.add(*id, ("t", "u"), &score(ratio.ln(), -1.0));
         }
-        trajectories.add(members[1].generations[0], &score(0.0, 1.0));
+        trajectories.add(members[1].generations[0], ("t", "v"), &score(0.0, 1.0));
         let mut scores = Scores::new(10.0);
-        for (_, score) in trajectories.whole() {
+        for (.., score) in trajectories.whole() {
             scores.add(score);
         }
         let measured = scores.measured(1);
@@ -437,12 +493,12 @@ mod tests {
         let mut trajectories = Trajectories::new(&members);
         for (at, member) in members.iter().enumerate() {
             for id in &member.generations[usize::from(at < 2)..] {
-                trajectories.add(*id, &score(0.0, 1.0));
+                trajectories.add(*id, ("t", "u"), &score(0.0, 1.0));
             }
         }
         let first = members[0].generations[0];
         trajectories.refuse(BTreeMap::from([("greedy".to_owned(), vec![first])]));
-        let whole: Vec<&Member> = trajectories.whole().map(|(member, _)| member).collect();
+        let whole: Vec<&Member> = trajectories.whole().map(|(member, ..)| member).collect();
         assert_eq!(whole, [&members[2]]);
         assert_eq!(trajectories.left_out(), (BTreeMap::from([("greedy".to_owned(), 1)]), 1));
     }

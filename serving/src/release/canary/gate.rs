@@ -1,0 +1,245 @@
+//! The gate of `strategy.evaluation`: before the first user, the canary's version and `champion`'s are
+//! evaluated on a held-out dataset of logged trajectories.
+//!
+//! Evaluation runs belong to the trainer. [`Evaluator`] starts them; their results are read from `run`.
+
+use super::strategy::Evaluation;
+use super::tables::{self, Canary};
+use crate::release::CHAMPION;
+use crate::release::ReleaseService;
+use crate::release::decide::ReleaseState;
+use anyhow::Context;
+use serde::Deserialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Starts evaluation runs.
+#[async_trait::async_trait]
+pub trait Evaluator: Send + Sync {
+    /// Queues a run that evaluates the version on the dataset, such as `held-out@1`. The error says what
+    /// to do.
+    async fn start(&self, version: i64, dataset: &str) -> Result<Uuid, String>;
+}
+
+/// What the evaluations say.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Gate {
+    /// They run.
+    Waits,
+    /// In words.
+    Passed(String),
+    /// In words.
+    Refused(String),
+}
+
+/// An evaluation run.
+#[derive(Debug, Clone, PartialEq)]
+struct Run {
+    id: Uuid,
+    status: String,
+    reason: Option<String>,
+    result: Option<serde_json::Value>,
+}
+
+/// Of `run.result`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct Measured {
+    version: i64,
+    estimate: Option<Estimate>,
+    estimate_refused: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct Estimate {
+    reward: f64,
+    interval: [f64; 2],
+}
+
+/// Starts the evaluations that the strategy asks for, and reads them. `None`: it asks for none.
+pub async fn look(
+    service: &ReleaseService,
+    connection: &mut PgConnection,
+    state: &ReleaseState,
+    canary: &Canary,
+) -> anyhow::Result<Option<Gate>> {
+    let (Some(wanted), Some(champion)) = (&canary.strategy.evaluation, state.alias(CHAMPION)) else {
+        return Ok(None);
+    };
+    let ids = tables::evaluations(connection, canary.id)
+        .await
+        .context("read the evaluations")?;
+    if ids.is_empty() {
+        return start(service, connection, wanted, canary, champion.version)
+            .await
+            .map(Some);
+    }
+    let runs = sqlx::query_as!(
+        Run,
+        "select r.id, r.status, r.reason, r.result
+         from unnest($1::uuid[]) with ordinality as asked (id, place)
+         join run r on r.id = asked.id
+         order by asked.place",
+        &ids
+    )
+    .fetch_all(connection)
+    .await
+    .context("read the evaluation runs")?;
+    Ok(Some(judge(wanted, &runs)))
+}
+
+async fn start(
+    service: &ReleaseService,
+    connection: &mut PgConnection,
+    wanted: &Evaluation,
+    canary: &Canary,
+    champion: i64,
+) -> anyhow::Result<Gate> {
+    let Some(evaluator) = service.0.evaluator.get() else {
+        return Ok(Gate::Refused("this control role cannot start evaluations".to_owned()));
+    };
+    let mut ids = Vec::new();
+    for version in [canary.version, champion] {
+        match evaluator.start(version, &wanted.dataset).await {
+            Ok(id) => ids.push(id),
+            Err(error) => {
+                return Ok(Gate::Refused(format!(
+                    "could not evaluate version {version} on dataset {}: {error}",
+                    wanted.dataset
+                )));
+            }
+        }
+    }
+    tables::note_evaluations(connection, canary.id, &ids)
+        .await
+        .context("note the evaluations")?;
+    tracing::info!(canary = %canary.id, runs = ?ids, dataset = wanted.dataset, "evaluations started");
+    Ok(Gate::Waits)
+}
+
+/// `runs`: of the canary's version, and of `champion`'s.
+fn judge(wanted: &Evaluation, runs: &[Run]) -> Gate {
+    let mut measured = Vec::new();
+    for run in runs {
+        match run.status.as_str() {
+            "succeeded" => {}
+            "failed" | "cancelled" => {
+                return Gate::Refused(format!(
+                    "evaluation run {} {}: {}",
+                    run.id,
+                    run.status,
+                    run.reason.as_deref().unwrap_or("springtide run get shows why")
+                ));
+            }
+            _ => return Gate::Waits,
+        }
+        let read = run.result.clone().map(serde_json::from_value::<Measured>);
+        match read {
+            Some(Ok(one)) => measured.push(one),
+            _ => return Gate::Refused(format!("the result of evaluation run {} cannot be read", run.id)),
+        }
+    }
+    let [canary, champion] = measured.as_slice() else {
+        return Gate::Refused("an evaluation run is gone: propose the version again".to_owned());
+    };
+    match (canary.estimate, champion.estimate) {
+        (Some(own), Some(other)) => {
+            let says = format!(
+                "on dataset {}, version {} is estimated at {:.3} [{:.3}, {:.3}], version {} at {:.3}",
+                wanted.dataset,
+                canary.version,
+                own.reward,
+                own.interval[0],
+                own.interval[1],
+                champion.version,
+                other.reward
+            );
+            match own.interval[1] < other.reward - wanted.margin {
+                true => Gate::Refused(format!("{says}: it is worse by more than {}", wanted.margin)),
+                false => Gate::Passed(says),
+            }
+        }
+        // users decide what logged answers say nothing about
+        _ => {
+            let why = canary.estimate_refused.as_ref().or(champion.estimate_refused.as_ref());
+            let why = why.map_or("no estimate", String::as_str);
+            Gate::Passed(format!("dataset {} says too little about it ({why})", wanted.dataset))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn wanted() -> Evaluation {
+        Evaluation {
+            dataset: "held-out@1".into(),
+            margin: 0.02,
+        }
+    }
+
+    fn run(status: &str, result: Value) -> Run {
+        Run {
+            id: Uuid::from_u128(7),
+            status: status.into(),
+            reason: None,
+            result: Some(result),
+        }
+    }
+
+    fn estimated(version: i64, reward: f64) -> Run {
+        let interval = [reward - 0.05, reward + 0.05];
+        run(
+            "succeeded",
+            json!({"version": version, "estimate": {"reward": reward, "interval": interval}, "tokens": 9}),
+        )
+    }
+
+    #[test]
+    fn a_version_that_logged_answers_show_to_be_worse_is_refused() {
+        let refused = judge(&wanted(), &[estimated(41, 0.2), estimated(40, 0.3)]);
+        let Gate::Refused(why) = refused else {
+            panic!("{refused:?}")
+        };
+        assert!(
+            why.contains("version 41 is estimated at 0.200 [0.150, 0.250], version 40 at 0.300: it is worse"),
+            "{why}"
+        );
+        // the interval reaches what the margin allows
+        for reward in [0.23, 0.3, 0.9] {
+            let passed = judge(&wanted(), &[estimated(41, reward), estimated(40, 0.3)]);
+            assert!(matches!(passed, Gate::Passed(_)), "{reward}: {passed:?}");
+        }
+    }
+
+    #[test]
+    fn too_little_overlap_is_no_reason_to_refuse() {
+        let silent = run(
+            "succeeded",
+            json!({"version": 41, "estimate_refused": "too little overlap"}),
+        );
+        let passed = judge(&wanted(), &[silent, estimated(40, 0.3)]);
+        assert_eq!(
+            passed,
+            Gate::Passed("dataset held-out@1 says too little about it (too little overlap)".into())
+        );
+    }
+
+    #[test]
+    fn runs_that_go_on_are_waited_for_and_those_that_failed_refuse() {
+        let running = run("running", Value::Null);
+        assert_eq!(judge(&wanted(), &[running.clone(), estimated(40, 0.3)]), Gate::Waits);
+        assert_eq!(judge(&wanted(), &[estimated(41, 0.3), running]), Gate::Waits);
+        for (runs, said) in [
+            (vec![run("failed", Value::Null), estimated(40, 0.3)], "failed"),
+            (vec![run("succeeded", json!([])), estimated(40, 0.3)], "cannot be read"),
+            (vec![estimated(40, 0.3)], "is gone"),
+        ] {
+            let Gate::Refused(why) = judge(&wanted(), &runs) else {
+                panic!()
+            };
+            assert!(why.contains(said), "{why}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The gate of a canary: its version and `champion`'s are evaluated on logged trajectories by the trainer
+//! before any user gets it.
+
+use super::offline::{control, offline};
+use super::uses::{SOON, dataset, insert};
+use super::world::{DECLINE, POLICY, Sampled, World, config};
+use crate::support::eventually;
+use model::autograd::random_checkpoint;
+use serde_json::{Value, json};
+use serving::release::{ChampionBy, Evaluator, Learning, Options, ReleaseService};
+use sqlx::PgPool;
+use std::sync::Arc;
+use store::Store;
+use trainer::api::create::evaluate_version;
+use trainer::publish::import_checkpoint;
+use uuid::Uuid;
+
+/// As the role `control` has it.
+struct Evaluations(PgPool);
+
+#[async_trait::async_trait]
+impl Evaluator for Evaluations {
+    async fn start(&self, version: i64, dataset: &str) -> Result<Uuid, String> {
+        let principal = edge::auth::Principal {
+            tenant: edge::auth::OPEN_TENANT.to_owned(),
+            scopes: edge::auth::Scopes::of(&[edge::auth::Scope::Research]),
+            label: "control".to_owned(),
+            key: None,
+            replica: None,
+            requests_per_second: None,
+        };
+        evaluate_version(&self.0, POLICY, version, dataset, &principal)
+            .await
+            .map_err(|problem| problem.detail.unwrap_or_default())
+    }
+}
+
+/// Proposes a version and looks until the gate has decided. Returns the last transition.
+async fn decided(releases: &ReleaseService, pool: &PgPool, url: &str, version: i64, of: &str) -> (String, String) {
+    let strategy = json!({"evaluation": {"dataset": of}, "steps": [{"setWeight": 10}, {"pause": {}}]});
+    let body = json!({"version": version, "strategy": strategy});
+    let (status, made) = super::uses::post(format!("{url}/v1/canaries"), &body).await;
+    assert_eq!(status, 201, "{made}");
+    let id: Uuid = made["id"].as_str().unwrap().parse().unwrap();
+    eventually("the gate decides", SOON, async || {
+        releases.round().await.unwrap();
+        let last: (String, String) =
+            sqlx::query_as("select event, reason from canary_transition where canary_id = $1 order by id desc limit 1")
+                .bind(id)
+                .fetch_optional(pool)
+                .await
+                .unwrap()?;
+        (last.0 != "approve").then_some(last)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_waits_for_evaluations_on_logged_trajectories() {
+    let world = World::start("canary_gate").await;
+    let mut other = random_checkpoint(&config(), 12);
+    let generation = json!({"springtide_decline_token_id": DECLINE});
+    other
+        .files
+        .insert("generation_config.json".into(), generation.to_string().into());
+    let other = import_checkpoint(&world.publisher, Arc::new(other), "other")
+        .await
+        .unwrap();
+    let users = world.sample(world.base, 150).await;
+    let users: Vec<Sampled> = (0..)
+        .zip(users)
+        .map(|(user, one)| Sampled {
+            user: format!("user {user}"),
+            ..one
+        })
+        .collect();
+    insert(&world, &users).await;
+    let runs = control(&world).await;
+    dataset(&runs, "held", json!({})).await;
+
+    let pool = world.stack.pool_of("control");
+    let options = Options {
+        champion: ChampionBy::Canary,
+        ..Options::default()
+    };
+    let releases = ReleaseService::new(
+        options,
+        Learning::default(),
+        POLICY,
+        pool.clone(),
+        Store::open(&world.stack.store_url).unwrap(),
+        &world.stack.keys_dir,
+        None,
+    )
+    .unwrap();
+    releases.evaluate_with(Arc::new(Evaluations(pool.clone())));
+    releases.round().await.unwrap();
+    let control = crate::serving::control(&world.stack, &releases).await;
+    let running = world.run(offline(&world));
+
+    let (event, reason) = decided(&releases, &pool, &control.url, other, "none@1").await;
+    assert_eq!(event, "refuse");
+    assert!(reason.contains("could not evaluate version"), "{reason}");
+
+    let (event, reason) = decided(&releases, &pool, &control.url, other, "held@1").await;
+    let own = format!("version {other} is estimated at");
+    assert!(
+        reason.contains(&own) && matches!(&*event, "prepare" | "refuse"),
+        "{event}: {reason}"
+    );
+    let results: Vec<Value> =
+        sqlx::query_scalar("select result from run where kind = 'evaluate' order by created_at, id")
+            .fetch_all(&pool)
+            .await
+            .unwrap();
+    let of_champion = &results[1];
+    assert_eq!(of_champion["version"], world.base);
+    // on its own trajectories every weight is 1
+    let estimate = &of_champion["estimate"];
+    let (reward, mean) = (
+        estimate["reward"].as_f64().unwrap(),
+        of_champion["reward_mean"].as_f64().unwrap(),
+    );
+    assert!(
+        (reward - mean).abs() < 1e-9 && estimate["users"] == 150,
+        "{of_champion}"
+    );
+    assert!(estimate["interval"][0].as_f64().unwrap() < reward, "{of_champion}");
+    control.stop().await;
+    running.stop().await;
+}
