@@ -25,8 +25,8 @@ policy="artifact store model text"
   forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
   forbid world  ""    tch torch-sys rdkafka ingest $policy trainer serving demo
   forbid ingest ""    tch torch-sys $policy trainer serving demo world
-  # it shows what the others have written, and asks them for nothing but over HTTP
-  forbid page   ""    tch torch-sys rdkafka reqwest ingest $policy trainer serving evidence demo world
+  # it shows what the others have written
+  forbid page   ""    tch torch-sys rdkafka ingest $policy trainer serving evidence demo world
 }
 for crate in $policy; do
   forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo world
