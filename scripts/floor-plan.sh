@@ -25,6 +25,8 @@ policy="artifact store model text"
   forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
   forbid world  ""    tch torch-sys rdkafka ingest $policy trainer serving demo
   forbid ingest ""    tch torch-sys $policy trainer serving demo world
+  # it shows what the others have written
+  forbid page   ""    tch torch-sys rdkafka ingest $policy trainer serving evidence demo world
 }
 for crate in $policy; do
   forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo world
@@ -56,7 +58,7 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh names no writer for the table $table"
 done
-for place in edge ingest policy trainer serving report evidence demo src; do
+for place in edge ingest policy trainer serving page report evidence demo src; do
   files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
   # Statements may span lines, so each file is searched as one text.
   # shellcheck disable=SC2086

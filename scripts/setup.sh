@@ -37,6 +37,7 @@ for extra in "$@"; do
   case $extra in
     bwrap) package=bubblewrap ;;
     mke2fs) package=e2fsprogs ;;
+    node) package=nodejs ;;
     qemu-system-x86_64) package=qemu-system-x86 ;;
   esac
   has "$extra" || need "$package" "needed by this command"

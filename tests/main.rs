@@ -46,6 +46,7 @@ mod ingest_session;
 mod ingest_telemetry;
 mod keys;
 mod overload;
+mod page;
 mod plans;
 mod private;
 #[cfg(feature = "torch")]

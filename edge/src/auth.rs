@@ -1,8 +1,10 @@
 //! Authenticates callers by an API key in `Authorization: Bearer` or `x-api-key`, found in `api_key`
-//! by its BLAKE3 digest.
+//! by its BLAKE3 digest. Roles with pages for browsers also take it from a [`cookie`].
 //!
-//! A key belongs to a service or a tool and has scopes. There are no sessions, users or passwords.
+//! A key belongs to a service, a tool or a person and has scopes. There are no sessions, users or
+//! passwords.
 
+pub mod cookie;
 pub mod key;
 mod known;
 mod limits;
@@ -145,6 +147,8 @@ pub struct Auth {
     keys: Keys,
     /// `None`: no limits, because callers cannot be told apart.
     limits: Option<Arc<Limits>>,
+    /// Whether the key may also come in a cookie.
+    cookies: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -164,10 +168,12 @@ impl Auth {
             true => Self {
                 keys: Keys::Table(KnownKeys::new(pool)),
                 limits: Some(Limits::new(options.limits)),
+                cookies: false,
             },
             false => Self {
                 keys: Keys::Open,
                 limits: None,
+                cookies: false,
             },
         }
     }
@@ -177,7 +183,14 @@ impl Auth {
         Self {
             keys: key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))),
             limits: None,
+            cookies: false,
         }
+    }
+
+    /// Also takes the key from a [`cookie`], where no header has one. For roles with pages.
+    #[must_use]
+    pub fn with_cookies(self) -> Self {
+        Self { cookies: true, ..self }
     }
 
     /// Limits all callers together, if a key is needed; 0: no limit. For [`Auth::fixed`], whose
@@ -214,16 +227,15 @@ impl Auth {
 
     /// The caller that these headers authenticate.
     pub async fn principal(&self, headers: &HeaderMap) -> Result<Principal, Problem> {
-        self.principal_on(headers, &Guesses::default()).await
+        self.holder(secret(headers), &Guesses::default()).await
     }
 
-    /// `guesses`: of the connection.
-    async fn principal_on(&self, headers: &HeaderMap, guesses: &Guesses) -> Result<Principal, Problem> {
+    /// Who holds this key. `guesses`: of the connection.
+    pub async fn holder(&self, secret: Option<&str>, guesses: &Guesses) -> Result<Principal, Problem> {
         if !self.required() {
             return Ok(Principal::operator());
         }
-        let secret =
-            secret(headers).ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
+        let secret = secret.ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
         let digest = digest(secret);
         let principal = match &self.keys {
             Keys::Open => Some(Principal::operator()),
@@ -245,7 +257,11 @@ fn digest(key: &str) -> [u8; 32] {
 
 async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Result<Response, Problem> {
     let guesses = request.extensions().get::<Guesses>().cloned().unwrap_or_default();
-    let principal = auth.principal_on(request.headers(), &guesses).await?;
+    let cookie = match auth.cookies {
+        true => cookie::secret(request.method(), request.uri(), request.headers()),
+        false => None,
+    };
+    let principal = auth.holder(secret(request.headers()).or(cookie), &guesses).await?;
     let open = match &auth.limits {
         Some(limits) => limits.admit(&principal)?,
         None => None,
@@ -331,6 +347,43 @@ mod tests {
             assert_eq!(principal.map(|principal| principal.scopes), scopes);
         }
         assert!(!Auth::fixed(None).required());
+    }
+
+    #[tokio::test]
+    async fn a_key_in_a_cookie_counts_only_for_roles_with_pages_and_after_one_in_a_header() {
+        let auth = Auth::fixed(Some("spring_right"));
+        for (auth, key, cookie, status) in [
+            (auth.clone(), None, "spring_right", StatusCode::UNAUTHORIZED),
+            (auth.clone().with_cookies(), None, "spring_right", StatusCode::OK),
+            (
+                auth.clone().with_cookies(),
+                None,
+                "spring_wrong",
+                StatusCode::UNAUTHORIZED,
+            ),
+            (
+                auth.clone().with_cookies(),
+                Some("spring_wrong"),
+                "spring_right",
+                StatusCode::UNAUTHORIZED,
+            ),
+            (
+                auth.with_cookies(),
+                Some("spring_right"),
+                "spring_wrong",
+                StatusCode::OK,
+            ),
+        ] {
+            let router = auth.protect(Router::new().route("/", get(|| async { "" })));
+            let mut request = Request::builder()
+                .uri("/")
+                .header("cookie", format!("springtide_key={cookie}"));
+            if let Some(key) = key {
+                request = request.header("authorization", format!("Bearer {key}"));
+            }
+            let response = router.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+            assert_eq!(response.status(), status, "{key:?} {cookie}");
+        }
     }
 
     #[tokio::test]

@@ -3,7 +3,8 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-const STYLE: &str = include_str!("style.css");
+/// The common style sheet. [`document`] includes it; a server may also send it as a file.
+pub const STYLE: &str = include_str!("style.css");
 
 /// A complete HTML document. `style` is additional CSS; it follows the common style sheet.
 pub fn document(title: &str, style: &str, body: &Markup) -> String {

@@ -47,16 +47,20 @@ impl Args {
             });
         let report = config.state_dir.join("report.html");
         let policy = &config.policy.name;
-        let router = control_api::routes(
+        // people who look at the pages keep their key in a cookie
+        let auth = role.auth.clone().with_cookies();
+        let site = page::Site::new(role.pool.clone(), policy, auth.clone(), role.shutdown.clone());
+        let routes = control_api::routes(
             &role.pool,
+            site,
             policy,
             releases.clone(),
             exports.ok(),
             report,
             config.harness_urls(),
-        )
-        .protected_by(&role.auth, "Springtide control")
-        .merge(role.metrics(config, Part::Control));
+        );
+        let router = page::for_browsers(routes.protected_by(&auth, "Springtide control"))
+            .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());
         tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)
     }

@@ -1,6 +1,6 @@
 //! The control API: the routers of the crates that own runs, versions, releases and the fleet, two
-//! read-only queries that span crates (the ledger, and the origin of a generation), and the demo's
-//! report.
+//! read-only queries that span crates (the ledger, and the origin of a generation), the page for
+//! browsers, and the demo's report.
 //!
 //! The two queries answer every tenant about what it logged itself, and nobody about others. All
 //! other routes are about the policy, and only for its tenant. Administrators may use all of them.
@@ -31,6 +31,7 @@ const LEDGERS_PER_KEY: usize = 2;
 /// All routes. `report`: the path of the demo's report. `exports`: where exports of datasets lie.
 pub fn routes(
     pool: &PgPool,
+    site: page::Site,
     policy: &str,
     releases: ReleaseService,
     exports: Option<Exports>,
@@ -60,10 +61,13 @@ pub fn routes(
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))
+        .merge(page::routes(site.clone()))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));
-    queries
-        .merge(of_the_policy)
-        .open_route("/health", "Whether the process responds", get(async || "ok"))
+    queries.merge(of_the_policy).merge(page::open_routes(site)).open_route(
+        "/health",
+        "Whether the process responds",
+        get(async || "ok"),
+    )
 }
 
 /// Sets what row-level security shows to the rest of the transaction: rows of `tenant`, or all.

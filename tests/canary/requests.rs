@@ -243,6 +243,21 @@ pub fn questions(world: &World, generation: &str, run: &str) -> Vec<String> {
     .collect();
     urls.push(format!("{control}/v1/generations/{generation}/origin"));
     urls.push(format!("{control}/report"));
+    urls.push(format!("{control}/trajectories/{generation}"));
+    let pages = [
+        "",
+        "releases",
+        "versions",
+        "learning",
+        "trajectories",
+        "runs",
+        "tide",
+        "fleet",
+        "feedback",
+        "ledger",
+        "keys",
+    ];
+    urls.extend(pages.map(|page| format!("{control}/{page}")));
     for part in ["", "/events", "/checkpoints"] {
         urls.push(format!("{control}/v1/runs/{run}{part}"));
     }

@@ -189,7 +189,7 @@ fn page_of_one(run: &Run, curve: &Curve, rollouts: &Progress) -> String {
         });
     }
     let body = html! {
-        p .kicker { "Run " (run.id) " of the policy " (run.policy) }
+        p .kicker { a href="/runs" { "Runs" } " · run " (run.id) " of the policy " (run.policy) }
         h1 { (title) }
         (render_tiles(&tiles))
         (section("What the steps measured", &charts(&[&curve.points.data])))

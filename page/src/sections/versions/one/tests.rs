@@ -1,0 +1,66 @@
+use super::*;
+use serde_json::json;
+use time::macros::datetime;
+
+#[test]
+fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
+    let now = datetime!(2026-11-26 03:00 UTC);
+    let run = Uuid::from_u128(7);
+    let data = Data {
+        version: Version {
+            serial: 5,
+            parent: Some(4),
+            line: "realtime".into(),
+            branch: 0,
+            run_id: Some(run),
+            step: Some(4),
+            delta_bytes: Some(10),
+            image_bytes: 100,
+            created_at: now,
+        },
+        root: vec![0xab; 32],
+        manifest: "policy/<x>/5.json".into(),
+        ancestors: vec![4, 3],
+        children: vec![6],
+        named: vec![Named {
+            alias: "champion".into(),
+            epoch: 12,
+            at: now,
+        }],
+        step: Some(Step {
+            metrics: json!({"loss": -0.25, "kl": 1e-5}),
+            committed_at: now,
+            trained_on: 64,
+            trajectories: vec![Trained {
+                id: run,
+                version: 4,
+                reward: Some(1.0),
+                signal: Some("accept".into()),
+            }],
+        }),
+        evaluations: vec![Evaluation {
+            id: run,
+            status: "succeeded".into(),
+            result: Some(json!({"right": "<0.5>"})),
+        }],
+        used: Use::default(),
+    };
+    let page: String = shown(&data, now)
+        .into_iter()
+        .map(|region| region.body.into_string())
+        .collect();
+    for part in [
+        "abababab",
+        "/versions/4",
+        "/versions/6",
+        "champion",
+        "64",
+        "−0.2500",
+        "1.0e−5",
+        "accept",
+        "&lt;0.5&gt;",
+        "&lt;x&gt;",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}

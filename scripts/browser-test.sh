@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Opens every page of `control` in headless Chromium (tests/browser/pages.mjs). Needs Node.js, npm and Chromium, and an empty
+# Postgres and Kafka. This starts them: springtide stack test-env -- scripts/browser-test.sh …
+# Usage: scripts/browser-test.sh SPRINGTIDE PSQL [FOLDER]   (FOLDER: where screenshots go)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+springtide=$(realpath "$1") psql=$(realpath "$2") folder=-
+[ $# -lt 3 ] || folder=$(realpath "$3")
+root=$PWD
+: "${SPRINGTIDE_TEST_POSTGRES:?run this as: $springtide stack test-env -- $0 $springtide $psql}" "${SPRINGTIDE_TEST_KAFKA:?}"
+chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+# Everything is pinned by the lock file, with hashes.
+work=$(mktemp -d)
+pid=
+stop() {
+  [ -z "$pid" ] || { kill "$pid" 2>/dev/null || true; wait "$pid" 2>/dev/null || true; }
+  rm -rf "$work"
+}
+trap stop EXIT
+cp tests/browser/package.json tests/browser/package-lock.json tests/browser/pages.mjs "$work"
+(cd "$work" && npm ci --silent --no-audit --no-fund --ignore-scripts)
+
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export SPRINGTIDE__POSTGRES__URL=$SPRINGTIDE_TEST_POSTGRES
+export SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE=$SPRINGTIDE_TEST_KAFKA_FILE
+export SPRINGTIDE__KAFKA__BROKERS=$SPRINGTIDE_TEST_KAFKA SPRINGTIDE__KAFKA__TOPIC_PREFIX=browser-$$
+export SPRINGTIDE__STATE_DIR=$work/state SPRINGTIDE__LISTEN__CONTROL=127.0.0.1:$port
+export SPRINGTIDE__AUTH__REQUIRED=true SPRINGTIDE__SERVE__API_KEY=unused SPRINGTIDE__TRAINER__API_KEY=unused
+cd "$work" # no springtide.toml there
+"$springtide" migrate >migrate.log 2>&1 || { cat migrate.log >&2; exit 1; }
+"$psql" "$SPRINGTIDE_TEST_POSTGRES" --quiet --set ON_ERROR_STOP=1 --file "$root/tests/browser/data.sql" >/dev/null
+key=$("$springtide" key create --role admin --label "Ada, release" | tail -n 1)
+"$springtide" control >control.log 2>&1 &
+pid=$!
+for _ in $(seq 300); do
+  curl --silent --fail --output /dev/null "http://127.0.0.1:$port/health" && break
+  kill -0 "$pid" 2>/dev/null || break
+  sleep 0.1
+done
+node pages.mjs "http://127.0.0.1:$port" "$key" "$chromium" "$folder" || { tail -n 20 control.log >&2; exit 1; }
+if grep -q "$key" control.log; then
+  echo "the key is in the log" >&2
+  exit 1
+fi
