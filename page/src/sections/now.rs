@@ -76,20 +76,20 @@ pub struct Good {
     pub why: String,
 }
 
-/// The version that one goes back to when the newest ones are bad. Today: the newest that became
-/// `champion` as a canary, by evidence or by a person's decision.
+/// The version that one goes back to when the newest ones are bad: the one that was judged good last, by a
+/// canary's evidence or by a person, and not bad since.
 pub async fn last_known_good(connection: &mut PgConnection, policy: &str) -> sqlx::Result<Option<Good>> {
     let row = sqlx::query!(
-        "select version, step_since from canary
-         where policy = $1 and state in ('champion', 'retired') order by id desc limit 1",
+        r#"select version as "version!", actor as "actor!", reason as "reason!", at as "at!" from version_judgment
+           where policy = $1 and verdict = 'good' order by id desc limit 1"#,
         policy
     )
     .fetch_optional(connection)
     .await?;
     Ok(row.map(|row| Good {
         version: row.version,
-        since: row.step_since,
-        why: "it became champion as a canary".to_owned(),
+        since: row.at,
+        why: format!("judged good by {}: {}", row.actor, row.reason),
     }))
 }
 
