@@ -201,7 +201,7 @@ bench-overlap: stack ## after agent-base: rollouts and steps at the same time ag
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)
 
 # Not to be changed after a reported run has been seen.
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 5 kinds, 2 minutes each on an idle machine; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 5 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables

@@ -12,6 +12,8 @@ mkdir -p "$out" .springtide
 work=$(mktemp -d "$PWD/.springtide/release-XXXXXX")
 # short: a socket's path is limited
 export SPRINGTIDE__STATE_DIR=$work/s
+# at once, so that no earlier run is found in it
+: >"$out/release-stack.log"
 "$springtide" --config "$config" up >"$out/release-stack.log" 2>&1 &
 stack=$!
 trap 'kill -INT $stack 2>/dev/null; wait $stack || true; rm -rf "$work"' EXIT
