@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -212,6 +212,10 @@ bench-staleness: stack ## after agent-base: how old the versions were that sampl
 	@scripts/environments-venv.sh .springtide/environments-venv
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent staleness staleness $(ARGS)
+
+# Not to be changed after a reported run has been seen.
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 5 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1

@@ -12,6 +12,7 @@ work=$(mktemp -d "$PWD/.springtide/bench-environments-XXXXXX")
 mkdir -p "$out"
 # short: a socket's path is limited
 export SPRINGTIDE__STATE_DIR=$work/s SPRINGTIDE__POLICY__BASE=$base/model
+rm -f "$out/$name-stack.log" # an earlier run's says that it is up
 "$springtide" --config $here/springtide.toml up >"$out/$name-stack.log" 2>&1 &
 stack=$!
 trap 'kill -INT $stack 2>/dev/null; wait $stack || true; rm -rf "$work"' EXIT
