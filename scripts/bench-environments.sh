@@ -16,7 +16,7 @@ rm -f "$out/$name-stack.log" # an earlier run's says that it is up
 "$springtide" --config $here/springtide.toml up >"$out/$name-stack.log" 2>&1 &
 stack=$!
 trap 'kill -INT $stack 2>/dev/null; wait $stack || true; rm -rf "$work"' EXIT
-until grep -q 'Springtide is up' "$out/$name-stack.log"; do
+until grep -qs 'Springtide is up' "$out/$name-stack.log"; do
     kill -0 $stack 2>/dev/null || { tail -20 "$out/$name-stack.log" >&2; exit 1; }
     sleep 1
 done

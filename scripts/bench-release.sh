@@ -17,7 +17,7 @@ export SPRINGTIDE__STATE_DIR=$work/s
 "$springtide" --config "$config" up >"$out/release-stack.log" 2>&1 &
 stack=$!
 trap 'kill -INT $stack 2>/dev/null; wait $stack || true; rm -rf "$work"' EXIT
-until grep -q 'Springtide is up' "$out/release-stack.log"; do
+until grep -qs 'Springtide is up' "$out/release-stack.log"; do
     kill -0 $stack 2>/dev/null || { tail -20 "$out/release-stack.log" >&2; exit 1; }
     sleep 1
 done

@@ -107,31 +107,17 @@ impl World {
     /// `users` users of an arm get ten answers each. Half of the users reward them with 0.2 more than
     /// `mean`, half with 0.2 less. `share`: of the canary, of champion's users, who are half of all.
     pub async fn answers(&self, arm: &str, version: i64, users: i32, mean: f64, share: f64) {
-        let define = "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}') on conflict do nothing";
-        sqlx::query(define).execute(&self.stack.pool).await.unwrap();
-        sqlx::query(
-            "with made as (
-                 insert into generation
-                     (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
-                      episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
-                      finish_reason, declined, finished_at, sampled_at, proven)
-                 select uuidv7(), 'default', 'demo', $2, $2, '[]', '', 'realtime', 'replica', 'production', 'completion',
-                        uuidv7(), $1 || (n % $3), $1, $5, '{5}', '{6}', '{-1}', 1, 1,
-                        'stop', false, clock_timestamp(), clock_timestamp(), true
-                 from generate_series(0, $3 * 10 - 1) n
-                 returning id, user_key
-             )
-             insert into trajectory (generation_id, surface, reward_definition, reward)
-             select id, 'completion', 1, $4 + case when right(user_key, 1)::int % 2 = 0 then 0.2 else -0.2 end from made",
-        )
-        .bind(arm)
-        .bind(version)
-        .bind(users)
-        .bind(mean)
-        .bind(0.5 * if arm == "canary" { share } else { 1.0 - share })
-        .execute(&self.stack.pool)
-        .await
-        .unwrap();
+        let mut connection = self.stack.pool.acquire().await.unwrap();
+        answer(&mut connection, arm, version, users, mean, share).await;
+    }
+
+    /// The same of version 1 as `champion` and of 2 as a canary that takes half of its users, at once: no
+    /// look sees one side alone.
+    pub async fn answers_of_both(&self, users: i32, champion: f64, canary: f64) {
+        let mut transaction = self.stack.pool.begin().await.unwrap();
+        answer(&mut transaction, "champion", 1, users, champion, 0.5).await;
+        answer(&mut transaction, "canary", 2, users, canary, 0.5).await;
+        transaction.commit().await.unwrap();
     }
 
     /// The arms that a hundred users get from the replica, as `arm=version`.
@@ -158,6 +144,35 @@ impl World {
         self.replica.stop().await;
         self.control.stop().await;
     }
+}
+
+/// See [`World::answers`].
+async fn answer(connection: &mut sqlx::PgConnection, arm: &str, version: i64, users: i32, mean: f64, share: f64) {
+    let define = "insert into reward_definition (surface, version, definition) values ('completion', 1, '{}') on conflict do nothing";
+    sqlx::query(define).execute(&mut *connection).await.unwrap();
+    sqlx::query(
+        "with made as (
+             insert into generation
+                 (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                  episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p,
+                  finish_reason, declined, finished_at, sampled_at, proven)
+             select uuidv7(), 'default', 'demo', $2, $2, '[]', '', 'realtime', 'replica', 'production', 'completion',
+                    uuidv7(), $1 || (n % $3), $1, $5, '{5}', '{6}', '{-1}', 1, 1,
+                    'stop', false, clock_timestamp(), clock_timestamp(), true
+             from generate_series(0, $3 * 10 - 1) n
+             returning id, user_key
+         )
+         insert into trajectory (generation_id, surface, reward_definition, reward)
+         select id, 'completion', 1, $4 + case when right(user_key, 1)::int % 2 = 0 then 0.2 else -0.2 end from made",
+    )
+    .bind(arm)
+    .bind(version)
+    .bind(users)
+    .bind(mean)
+    .bind(0.5 * if arm == "canary" { share } else { 1.0 - share })
+    .execute(&mut *connection)
+    .await
+    .unwrap();
 }
 
 fn users_of(served: &[String], arm: &str) -> BTreeSet<usize> {

@@ -82,8 +82,7 @@ impl Loops {
         let id = self.world.propose(2, steps).await;
         self.until(&id, &["canary"]).await;
         self.kill(&id).await;
-        self.world.answers("champion", 1, USERS, 0.5, 0.5).await;
-        self.world.answers("canary", 2, USERS, mean, 0.5).await;
+        self.world.answers_of_both(USERS, 0.5, mean).await;
         self.report.canaries += 1;
         id
     }
