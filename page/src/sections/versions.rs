@@ -22,6 +22,8 @@ use crate::viewer::Viewer;
 use crate::words::{ago, bytes, count, version, version_or_none};
 
 const VERSIONS_MAX: i64 = 30;
+/// With fewer users an interval is so wide that the chart shows nothing else.
+const DRAWN_USERS_MIN: usize = 5;
 
 /// A version as it was made.
 #[derive(Debug, Clone)]
@@ -210,7 +212,10 @@ fn chart(versions: &[Version], uses: &BTreeMap<i64, Use>) -> Markup {
         Some(Point {
             x: one.serial as f64,
             y: mean,
-            ci95: rewards.interval().map(|interval| interval.ci95),
+            ci95: rewards
+                .interval()
+                .filter(|_| rewards.len() >= DRAWN_USERS_MIN)
+                .map(|interval| interval.ci95),
             tooltip: format!(
                 "version {}: {} of {} answers",
                 one.serial,

@@ -9,7 +9,7 @@ use crate::layout::{Action, Input, Region, actions, table, text, tile};
 use crate::sections::fleet::Replica;
 use crate::sections::releases::state;
 use crate::viewer::Audience;
-use crate::words::{ago, version};
+use crate::words::{age, ago, version};
 
 pub fn regions(data: &Data, now: OffsetDateTime) -> Vec<Region> {
     vec![
@@ -24,6 +24,15 @@ pub fn regions(data: &Data, now: OffsetDateTime) -> Vec<Region> {
             ],
         },
         Region {
+            id: "back",
+            title: "How to go back",
+            body: back(data, now),
+            sources: vec![
+                "springtide release list   (its last lines)".into(),
+                "GET /v1/canaries".into(),
+            ],
+        },
+        Region {
             id: "serving",
             title: "What serves whom",
             body: serving(data, now),
@@ -31,15 +40,6 @@ pub fn regions(data: &Data, now: OffsetDateTime) -> Vec<Region> {
                 "GET /v1/aliases, GET /v1/experiment, GET /v1/replicas, GET /v1/releases?alias=champion".into(),
                 "springtide release list".into(),
                 "springtide release arms".into(),
-            ],
-        },
-        Region {
-            id: "back",
-            title: "How to go back",
-            body: back(data, now),
-            sources: vec![
-                "springtide release list   (its last lines)".into(),
-                "GET /v1/canaries".into(),
             ],
         },
     ]
@@ -60,7 +60,7 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
             @for name in ["champion", "learner"] {
                 @if let Some(row) = of(name) {
                     (tile(name, &version(row.version), &[
-                        html! { "for " (ago_words(row, now)) },
+                        html! { "for " (age(row.since, now)) },
                         html! { (row.follows.as_ref().map_or("pinned".to_owned(), |line| format!("follows {line}"))) },
                     ]))
                 }
@@ -74,10 +74,6 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
             }
         }
     }
-}
-
-fn ago_words(row: &Alias, now: OffsetDateTime) -> String {
-    crate::words::age(row.since, now)
 }
 
 fn ready(replicas: &[Replica], now: OffsetDateTime) -> usize {
@@ -95,7 +91,7 @@ fn under_way(canary: &Canary, now: OffsetDateTime) -> Markup {
                 (percent(Some(canary.share), 0)) " of champion's users get version " (version(canary.version))
                 @if let Some(control) = canary.control { " beside version " (version(control)) }
                 ". It is " (state(&canary.state)) ", at step " (canary.step + 1) " of " (canary.steps)
-                " since " (ago(canary.step_since, now)) "."
+                " for " (age(canary.step_since, now)) "."
             }
             @if let Some(why) = &canary.why { p .note { (why) } }
             p { a href=(format!("/releases/{}", canary.id)) { "Its evidence, and what to do with it" } }

@@ -17,7 +17,7 @@ use crate::layout::{Action, Input, Region, Shown, actions, table, text, tile};
 use crate::live::Watched;
 use crate::site::{Site, unavailable};
 use crate::viewer::{Audience, Viewer};
-use crate::words::{ago, clock, count, version, version_or_none};
+use crate::words::{age, ago, clock, count, version, version_or_none};
 
 #[derive(Debug, Clone)]
 pub struct Canary {
@@ -160,7 +160,7 @@ fn standing(canary: &Canary, transitions: &[Transition], now: OffsetDateTime) ->
     let over = decisions(&canary.state).is_empty() || canary.state == "champion";
     html! {
         div .tiles {
-            (tile("State", &state(&canary.state), &[html! { "since " (ago(last.map_or(canary.created_at, |last| last.at), now)) }]))
+            (tile("State", &state(&canary.state), &[html! { "for " (age(last.map_or(canary.created_at, |last| last.at), now)) }]))
             (tile("Users", &text(percent(Some(share), 0)), &[html! { "of champion's users get it" }]))
             (tile("Version", &version(canary.version), &[html! { "beside " (version_or_none(canary.control)) }]))
         }
@@ -169,7 +169,7 @@ fn standing(canary: &Canary, transitions: &[Transition], now: OffsetDateTime) ->
             @for (nth, one) in steps.iter().enumerate() {
                 @let current = !over && usize::try_from(canary.step) == Ok(nth);
                 li aria-current=[current.then_some("step")] {
-                    @if current { b { (step(one)) } " – since " (ago(canary.step_since, now)) } @else { (step(one)) }
+                    @if current { b { (step(one)) } ", for " (age(canary.step_since, now)) " so far" } @else { (step(one)) }
                 }
             }
             li { "it is champion, and held there" }
