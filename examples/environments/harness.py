@@ -2,7 +2,7 @@
 
     harness.py NAME [--seed 1] [--steps 30] [--json FILE]      makes the run, then plays for it
 
-`sums` goes through `verifiers`, `shop` is the agent of shop/agent.py with two lines changed,
+`leap` goes through `verifiers`, `shop` is the agent of shop/agent.py with two lines changed,
 `functions` asks once and runs the tests, and `recall` begins new contexts with summaries. `tables`
 runs the answer in a world of the attempt's own.
 """
@@ -23,12 +23,12 @@ import springtide
 from environments import ALL, Environment, named
 
 
-def play_sums(run: springtide.Run, size: int, workers: int) -> None:
+def play_leap(run: springtide.Run, size: int, workers: int) -> None:
     """A `verifiers` environment as it is."""
     import springtide.verifiers
 
-    env = springtide.verifiers.load("sums", size=size, environment=WITHOUT_A_PROCESS)
-    springtide.verifiers.work(run, env, workers=workers, sampling={"max_tokens": 8})
+    env = springtide.verifiers.load("leap", size=size, environment=WITHOUT_A_PROCESS)
+    springtide.verifiers.work(run, env, workers=workers, sampling={"max_tokens": 4})
 
 
 #: What a run says that failed because the rewards of a group never differed.
@@ -109,8 +109,8 @@ def main() -> None:
     )
     print(f"run {run.id}", flush=True)
     started = time.monotonic()
-    if args.name == "sums":
-        play_sums(run, args.tasks, args.workers)
+    if args.name == "leap":
+        play_leap(run, args.tasks, args.workers)
     elif args.name == "shop":
         play_shop(run, args.workers)
     elif args.name == "tables":
@@ -130,11 +130,11 @@ def main() -> None:
 
 def tasks(name: str, count: int) -> list[dict]:
     """What the run gets. The environment of `verifiers` keeps its answers and names its tasks."""
-    if name != "sums":
+    if name != "leap":
         return ALL[name].tasks("train", count)
     import springtide.verifiers
 
-    return springtide.verifiers.tasks(springtide.verifiers.load("sums", size=count, environment=WITHOUT_A_PROCESS))
+    return springtide.verifiers.tasks(springtide.verifiers.load("leap", size=count, environment=WITHOUT_A_PROCESS))
 
 
 if __name__ == "__main__":

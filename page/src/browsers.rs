@@ -14,6 +14,8 @@ use crate::login;
 
 /// Paths below this one are for programs, also where a browser asks for them.
 const API: &str = "/v1/";
+const STATIC: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; \
+                      frame-ancestors 'none'";
 
 /// Answers browsers with pages. Programs, which do not ask for HTML, get the same as before.
 pub fn for_browsers(router: Router) -> Router {
@@ -26,9 +28,30 @@ async fn answer(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let problem = response.extensions().get::<Problem>();
     match problem.filter(|_| browser) {
-        None => response,
+        None => harmless(response),
         Some(problem) => page_of(problem, &method, &uri),
     }
+}
+
+/// Pages of other crates have a style sheet of their own and no script. They get the limits that let
+/// nothing else in.
+fn harmless(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let content = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|content| content.to_str().ok());
+    let is_page = content.is_some_and(|content| content.starts_with("text/html"));
+    if is_page && !headers.contains_key(header::CONTENT_SECURITY_POLICY) {
+        for (name, value) in [
+            (header::CONTENT_SECURITY_POLICY, STATIC),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "same-origin"),
+            (header::CACHE_CONTROL, "no-store"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+    }
+    response
 }
 
 fn wants_page(headers: &HeaderMap) -> bool {
@@ -72,6 +95,7 @@ mod tests {
             .route("/releases", get(async || Problem::unauthorized("no key")))
             .route("/keys", get(async || Problem::forbidden("it needs <admin>")))
             .route("/v1/releases", get(async || Problem::unauthorized("no key")))
+            .route("/report", get(async || axum::response::Html("<p>a report")))
             .route("/", get(async || "all is well"));
         let request = Request::builder().uri(path).header("accept", accept);
         let request = request.body(Body::empty()).unwrap();
@@ -101,6 +125,22 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn pages_of_other_crates_run_no_script() {
+        let response = asked("/report", BROWSER).await;
+        let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+        assert!(
+            policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"),
+            "{policy}"
+        );
+        assert!(
+            !asked("/", BROWSER)
+                .await
+                .headers()
+                .contains_key(header::CONTENT_SECURITY_POLICY)
+        );
     }
 
     #[tokio::test]

@@ -28,11 +28,19 @@ pub use site::Site;
 
 use edge::auth::Scope;
 use edge::routes::{Routes, get, post};
+use edge::turns::Turns;
+
+/// Pages that read many rows.
+const HEAVY_AT_ONCE: usize = 2;
+/// Of them, running ones and those that wait.
+const HEAVY_PER_KEY: usize = 4;
 
 /// The pages, only for the policy's tenant and administrators.
 pub fn routes(site: Site) -> Routes {
     use sections::{feedback, fleet, keys, learning, ledger, now, releases, runs, tide, trajectories, versions};
     let read = Scope::Read;
+    // a viewer who hangs up leaves a statement behind, so these are taken in turn
+    let turns = Turns::new(HEAVY_AT_ONCE, HEAVY_PER_KEY);
     Routes::new()
         .route(read, "/", "What serves whom now, for browsers", get(now::page).page())
         .route(read, "/releases", "Releases, for browsers", get(releases::page).page())
@@ -42,30 +50,35 @@ pub fn routes(site: Site) -> Routes {
             "One canary, for browsers",
             get(releases::canary::page).page(),
         )
-        .route(read, "/versions", "Versions, for browsers", get(versions::page).page())
+        .route(
+            read,
+            "/versions",
+            "Versions, for browsers",
+            get(versions::page).in_turn(turns.clone()).page(),
+        )
         .route(
             read,
             "/versions/{serial}",
             "One version, for browsers",
-            get(versions::one::page).page(),
+            get(versions::one::page).in_turn(turns.clone()).page(),
         )
         .route(
             read,
             "/learning",
             "The realtime run, for browsers",
-            get(learning::page).page(),
+            get(learning::page).in_turn(turns.clone()).page(),
         )
         .route(
             read,
             "/trajectories",
             "Trajectories, for browsers",
-            get(trajectories::page).page(),
+            get(trajectories::page).in_turn(turns.clone()).page(),
         )
         .route(
             read,
             "/trajectories/{id}",
             "One trajectory, for browsers",
-            get(trajectories::one::page).page(),
+            get(trajectories::one::page).in_turn(turns.clone()).page(),
         )
         .route(read, "/runs", "Runs, for browsers", get(runs::page).page())
         .route(read, "/tide", "What rollouts use, for browsers", get(tide::page).page())
@@ -79,13 +92,13 @@ pub fn routes(site: Site) -> Routes {
             read,
             "/feedback",
             "How answers were scored, for browsers",
-            get(feedback::page).page(),
+            get(feedback::page).in_turn(turns.clone()).page(),
         )
         .route(
             read,
             "/ledger",
             "What became of the latest generations, for browsers",
-            get(ledger::page).page(),
+            get(ledger::page).in_turn(turns.clone()).page(),
         )
         .route(
             Scope::Admin,

@@ -28,7 +28,8 @@ use crate::viewer::{Audience, Viewer};
 
 /// Open streams of all viewers.
 const STREAMS_MAX: usize = 128;
-const STREAM_MAX: Duration = Duration::from_secs(300);
+/// Then the browser asks again, with its key: one that was revoked ends its streams within this time.
+const STREAM_MAX: Duration = Duration::from_secs(20);
 
 /// A page with live regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -170,6 +171,10 @@ impl Live {
         drop(topics);
         let (topics, shutdown) = (self.topics.clone(), self.shutdown.clone());
         tokio::spawn(async move {
+            let _ending = Ending {
+                topics: topics.clone(),
+                key: key.clone(),
+            };
             loop {
                 let latest = look().await;
                 {
@@ -195,6 +200,20 @@ impl Live {
             }
         });
         receiver
+    }
+}
+
+/// A topic whose task panics ends: else its followers would wait for ever.
+struct Ending {
+    topics: Arc<Mutex<Topics>>,
+    key: (Watched, Audience),
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            lock(&self.topics).remove(&self.key);
+        }
     }
 }
 

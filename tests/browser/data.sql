@@ -54,6 +54,8 @@ values ('01990000-0000-7000-8000-0000000000c1', 'demo', 41, 1, '{"steps": [{"set
        ('01990000-0000-7000-8000-0000000000c2', 'demo', 52, 41,
         '{"steps": [{"setWeight": 10.0}, {"analysis": {"successCondition": "not_worse", "timeout": "1d"}}, {"setWeight": 50.0}, {"analysis": {"successCondition": "better", "timeout": "1d"}}], "judge": {"margin": 0.02, "effect": 0.05, "alpha": 0.05, "usersMin": 20}}',
         'held', 3, 'Ada, release', 'more reward in the nightly run', now() - interval '25 minutes', now() - interval '8 minutes');
+insert into judgment (policy, version, verdict, canary_id, actor, reason, at)
+values ('demo', 41, 'good', '01990000-0000-7000-8000-0000000000c1', 'release', 'rewards: better by 0.031 or more', now() - interval '50 minutes');
 insert into canary_transition (canary_id, event, from_state, to_state, step, epoch, share, actor, reason, evidence, at)
 select '01990000-0000-7000-8000-0000000000c2', event, before, state, step, 71, share, actor, reason,
        case when users > 0 then

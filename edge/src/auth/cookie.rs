@@ -46,10 +46,16 @@ pub(super) fn secret<'a>(method: &Method, uri: &Uri, headers: &'a HeaderMap) -> 
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(';'));
     let named = pairs.filter_map(|pair| pair.trim().split_once('='));
-    named
-        .filter(|(name, key)| matches!(*name, SECURE | PLAIN) && !key.is_empty())
-        .map(|(_, key)| key)
-        .next()
+    let (mut secure, mut plain) = (None, None);
+    for (name, key) in named.filter(|(_, key)| !key.is_empty()) {
+        match name {
+            SECURE => secure = secure.or(Some(key)),
+            PLAIN => plain = plain.or(Some(key)),
+            _ => {}
+        }
+    }
+    // a neighbour on the network can set the plain one, but not the other
+    secure.or(plain)
 }
 
 /// Whether this site's own page sent the request, or somebody opened its address.

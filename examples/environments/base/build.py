@@ -80,7 +80,7 @@ def transcripts(
 
 
 def train_tokenizer(made: list[Transcript]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with digits apart, which makes sums easier to learn."""
+    """Byte-level BPE with digits apart, as numbers are copied and compared."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -54,7 +54,10 @@ pub async fn regions(site: &Site, audience: &Audience, span: Span) -> Result<Vec
             id: "signals",
             title: "What users said",
             body: signals(&rows),
-            sources: vec![query, "springtide reward show   (what each signal is worth)".into()],
+            sources: vec![
+                query,
+                "springtide reward definitions   (what each signal is worth)".into(),
+            ],
         },
         Region {
             id: "unscored",

@@ -26,6 +26,8 @@ pub struct Data {
     /// Alarms of the realtime run, in words.
     pub alarms: Vec<String>,
     pub good: Option<Good>,
+    /// The same, but for the version that `champion` has: what one goes back to.
+    pub good_before: Option<Good>,
 }
 
 /// An alias, and the move that led to it.
@@ -76,13 +78,19 @@ pub struct Good {
     pub why: String,
 }
 
-/// The version that one goes back to when the newest ones are bad: the one that was judged good last, by a
-/// canary's evidence or by a person, and not bad since.
-pub async fn last_known_good(connection: &mut PgConnection, policy: &str) -> sqlx::Result<Option<Good>> {
+/// The version that was judged good last, by a canary's evidence or by a person, and not bad since.
+/// `except`: not this one.
+pub async fn last_known_good(
+    connection: &mut PgConnection,
+    policy: &str,
+    except: Option<i64>,
+) -> sqlx::Result<Option<Good>> {
     let row = sqlx::query!(
         r#"select version as "version!", actor as "actor!", reason as "reason!", at as "at!" from version_judgment
-           where policy = $1 and verdict = 'good' order by id desc limit 1"#,
-        policy
+           where policy = $1 and verdict = 'good' and version is distinct from $2
+           order by id desc limit 1"#,
+        policy,
+        except
     )
     .fetch_optional(connection)
     .await?;
@@ -136,13 +144,18 @@ async fn read_all(reader: &mut PgConnection, policy: &str) -> sqlx::Result<Data>
     )
     .fetch_all(&mut *reader)
     .await?;
+    let champion = aliases
+        .iter()
+        .find(|alias| alias.alias == "champion")
+        .map(|alias| alias.version);
     Ok(Data {
-        aliases,
         arms: arms.map(|arms| arms_of(&arms)).unwrap_or_default(),
         canary,
         replicas: fleet::replicas(&mut *reader, policy).await?,
         alarms,
-        good: last_known_good(&mut *reader, policy).await?,
+        good: last_known_good(&mut *reader, policy, None).await?,
+        good_before: last_known_good(&mut *reader, policy, champion).await?,
+        aliases,
     })
 }
 

@@ -88,7 +88,8 @@ pub fn decisions(state: &str) -> &'static [(&'static str, &'static str)] {
         ],
         "champion" => &[(
             "rollback",
-            "champion goes back to the version that it had before this canary.",
+            "champion goes back to the version that it had before this canary. This one counts as bad, with all that was \
+             trained on top of it; release.after_harm says what becomes of learner.",
         )],
         _ => &[],
     }
@@ -153,7 +154,7 @@ fn shown(canaries: &[Listed], moves: &[Move], now: OffsetDateTime) -> Vec<Region
             sources: vec![
                 "springtide release list --history 60".into(),
                 "GET /v1/releases?limit=60".into(),
-                "springtide audit list --action release   (those that people made)".into(),
+                "springtide audit list --action release   (those that people made; --action canary: their decisions about canaries)".into(),
             ],
         },
     ]

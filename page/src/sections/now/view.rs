@@ -28,8 +28,8 @@ pub fn regions(data: &Data, now: OffsetDateTime) -> Vec<Region> {
             title: "How to go back",
             body: back(data, now),
             sources: vec![
-                "springtide release list   (its last lines)".into(),
-                "GET /v1/canaries".into(),
+                "springtide release list   (its first lines)".into(),
+                "GET /v1/judgments".into(),
             ],
         },
         Region {
@@ -57,6 +57,10 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
         }
         @if let Some(canary) = &data.canary { (under_way(canary, now)) }
         div .tiles {
+            @match &data.good {
+                Some(good) => (tile("Last known good", &version(good.version), &[html! { (ago(good.since, now)) ": " (good.why) }])),
+                None => (tile("Last known good", &html! { "–" }, &[html! { "no canary passed, and nobody judged one good" }])),
+            }
             @for name in ["champion", "learner"] {
                 @if let Some(row) = of(name) {
                     (tile(name, &version(row.version), &[
@@ -68,10 +72,6 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
             (tile("Replicas", &html! { (ready(&data.replicas, now)) " of " (data.replicas.len()) },
                 &[html! { "ready, and heard of in the last 10 s" }]))
             (tile("Alarms", &text(data.alarms.len()), &[html! { "of the realtime run" }]))
-            @match &data.good {
-                Some(good) => (tile("Last known good", &version(good.version), &[html! { (ago(good.since, now)) ": " (good.why) }])),
-                None => (tile("Last known good", &html! { "–" }, &[html! { "no canary has become champion" }])),
-            }
         }
     }
 }
@@ -172,10 +172,8 @@ fn why(row: &Alias) -> Markup {
 /// The version that one goes back to, and whether it is known to be good.
 fn target(data: &Data) -> Option<(i64, bool)> {
     let champion = data.aliases.iter().find(|row| row.alias == "champion")?;
-    let good = data.good.as_ref().map(|good| good.version);
-    let good = good.filter(|good| *good != champion.version);
-    good.map(|good| (good, true))
-        .or(champion.before.map(|before| (before, false)))
+    let good = data.good_before.as_ref().map(|good| (good.version, true));
+    good.or(champion.before.map(|before| (before, false)))
 }
 
 fn back(data: &Data, now: OffsetDateTime) -> Markup {
@@ -184,7 +182,7 @@ fn back(data: &Data, now: OffsetDateTime) -> Markup {
             @if data.canary.is_some() {
                 p { "First take the canary from its users: " code { "springtide canary abort --reason '…'" } }
             }
-            @match (target(data), &data.good) {
+            @match (target(data), &data.good_before) {
                 (Some((to, true)), Some(good)) => {
                     p { "To the last known good version, " (version(to)) " (" (ago(good.since, now)) "): " code { (rollback(to)) } }
                 }
@@ -197,7 +195,7 @@ fn back(data: &Data, now: OffsetDateTime) -> Markup {
                 }
                 (None, _) => { p { "No version is known that " code { "champion" } " served before." } }
             }
-            p { "To stop learning as well: " code { "springtide release pin VERSION --alias learner --reason '…'" } }
+            p { "To stop learning as well: " code { "springtide release pin --alias learner --reason '…'" } }
         }
     }
 }
@@ -209,7 +207,9 @@ fn rollback(to: i64) -> String {
 /// Buttons. They stand outside of the live regions; the version can be changed before it is sent.
 pub fn decide(data: &Data, audience: &Audience) -> Markup {
     let champion = data.aliases.iter().find(|row| row.alias == "champion");
-    let Some(champion) = champion else { return html! {} };
+    if champion.is_none() {
+        return html! {};
+    }
     let lacks = (!audience.may_release).then_some("release");
     let learner = data.aliases.iter().find(|row| row.alias == "learner");
     let mut all = vec![go_back(target(data).map(|(to, _)| to))];
@@ -219,8 +219,9 @@ pub fn decide(data: &Data, audience: &Audience) -> Markup {
         does: "champion keeps its version until somebody promotes another one. Learning goes on.".into(),
         path: "/v1/releases".into(),
         fixed: fixed("pin", "champion"),
-        inputs: vec![Input::version(Some(champion.version)), Input::reason()],
-        command: format!("springtide release pin {} --reason '…'", champion.version),
+        // no version: the one of that moment, not of when the page was opened
+        inputs: vec![Input::reason()],
+        command: "springtide release pin --reason '…'".into(),
         dangerous: false,
     });
     if let Some(learner) = learner {
@@ -230,14 +231,14 @@ pub fn decide(data: &Data, audience: &Audience) -> Markup {
             does: "learner keeps its version, and the realtime run pauses. champion follows it there, unless it is pinned.".into(),
             path: "/v1/releases".into(),
             fixed: fixed("pin", "learner"),
-            inputs: vec![Input::version(Some(learner.version)), Input::reason()],
-            command: format!("springtide release pin {} --alias learner --reason '…'", learner.version),
+            inputs: vec![Input::reason()],
+            command: "springtide release pin --alias learner --reason '…'".into(),
             dangerous: true,
         });
         all.push(Action {
             id: "promote".into(),
             button: "Promote".into(),
-            does: "champion gets this version and follows learner again, so it gets every new version from then on."
+            does: "champion gets this version. Where release.champion is \"follow\", it follows learner again from then on."
                 .into(),
             path: "/v1/releases".into(),
             fixed: fixed("promote", "champion"),
@@ -260,7 +261,8 @@ fn go_back(to: Option<i64>) -> Action {
         id: "rollback".into(),
         button: "Go back".into(),
         does: "champion gets this version and is held there. learner gets it too, unless it is pinned, and learning continues \
-               from it. Every replica serves it within seconds."
+               from it. The version that champion leaves counts as bad, and so does what was trained on top of it. Every \
+               replica serves the new one within seconds."
             .into(),
         path: "/v1/releases".into(),
         fixed: fixed("rollback", "champion"),
