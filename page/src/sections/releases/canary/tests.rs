@@ -23,7 +23,7 @@ fn canary(state: &str) -> Canary {
     }
 }
 
-fn transition(minutes: i64, difference: f64, low: Value) -> Transition {
+fn transition(minutes: i64, difference: f64, low: &Value) -> Transition {
     Transition {
         event: "step".into(),
         from_state: "canary".into(),
@@ -49,7 +49,7 @@ fn page(canary: &Canary, transitions: &[Transition]) -> String {
 #[test]
 fn the_evidence_is_drawn_as_its_confidence_sequence_over_time() {
     // the latest first, as it is read
-    let transitions = [transition(20, 0.05, json!(-0.01)), transition(0, 0.02, json!(-0.1))];
+    let transitions = [transition(20, 0.05, &json!(-0.01)), transition(0, 0.02, &json!(-0.1))];
     let looks = looks(&transitions);
     assert_eq!((looks[0].difference, looks[1].bounds), (0.02, [-0.01, 0.2]));
     let page = page(&canary("canary"), &transitions);
@@ -71,12 +71,12 @@ fn the_evidence_is_drawn_as_its_confidence_sequence_over_time() {
 
 #[test]
 fn a_look_without_an_interval_is_not_drawn() {
-    let page = page(&canary("canary"), &[transition(0, 0.02, Value::Null)]);
+    let page = page(&canary("canary"), &[transition(0, 0.02, &Value::Null)]);
     assert!(
         page.contains("No decision was made on evidence yet") && !page.contains("<svg"),
         "{page}"
     );
-    let mut person = transition(0, 0.0, json!(0.0));
+    let mut person = transition(0, 0.0, &json!(0.0));
     person.evidence = None;
     assert!(looks(&[person]).is_empty());
 }
