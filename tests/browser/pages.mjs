@@ -72,6 +72,15 @@ const logIn = async (page, next = "/") => {
   await page.keyboard.press("Enter");
   await page.waitForURL((at) => at.pathname !== "/login");
 };
+// Asks again until it is so. (Playwright's own way needs `eval`, which the policy of the page forbids.)
+const until = async (page, holds, seconds = 20) => {
+  for (const end = Date.now() + 1000 * seconds; Date.now() < end; ) {
+    // a page that is being reloaded cannot be asked
+    if (await page.evaluate(holds).catch(() => false)) return;
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  throw new Error(`it was not so within ${seconds} s: ${holds}`);
+};
 const serious = async (page) => {
   // the policy of the page forbids scripts that stand in it, so axe comes over the debugger
   await page.evaluate(axe);
@@ -130,7 +139,8 @@ for (const size of Object.keys(SIZES)) {
         if (of !== size || scheme !== colorScheme) continue;
         await page.goto(url + PAGES[name]);
         await page.waitForTimeout(400);
-        const height = size === "phone" ? 1300 : 1150;
+        // a picture is to be smaller than 150 kB
+        const height = size === "phone" ? 1300 : name === "versions" ? 900 : 1150;
         await page.setViewportSize({ ...SIZES[size], height });
         await page.screenshot({ path: `${folder}/page-${shot}.png` });
         await page.setViewportSize(SIZES[size]);
@@ -143,6 +153,8 @@ for (const size of Object.keys(SIZES)) {
 // --- by keyboard ---
 {
   const page = await open({ viewport: SIZES.desktop });
+  // what is counted here must not be replaced meanwhile
+  await page.addInitScript(() => delete window.EventSource);
   await logIn(page);
   for (const [name, path] of Object.entries(PAGES)) {
     await check(`${name} by keyboard`, async () => {
@@ -165,8 +177,7 @@ for (const size of Object.keys(SIZES)) {
         assert.ok(visible, `the focus on ${nth} cannot be seen`);
         reached.add(nth);
       }
-      // regions that were sent again meanwhile have lost their numbers
-      assert.ok(reached.size >= all * 0.8, `${reached.size} of ${all} were reached`);
+      assert.equal(reached.size, all, `${reached.size} of ${all} were reached`);
     });
   }
   await check("the skip link leads to the content", async () => {
@@ -183,7 +194,7 @@ for (const size of Object.keys(SIZES)) {
   const page = await open({ viewport: SIZES.phone });
   await logIn(page, `/releases/${CANARY}`);
   await check("the page says that it is live", async () => {
-    await page.waitForFunction(() => document.getElementById("live-state").textContent === "live", null, { timeout: 15000 });
+    await until(page, () => document.getElementById("live-state").textContent === "live");
   });
   await check("an action says what it does, asks, and can be left", async () => {
     await page.focus("[data-dialog=decide-resume]");
@@ -208,8 +219,7 @@ for (const size of Object.keys(SIZES)) {
     await page.fill("dialog[open] input[name=reason]", "the day shift is here");
     await page.click("dialog[open] form button:not([type=button])");
     for (const one of [page, other]) {
-      await one.waitForFunction(() => document.querySelector("#decisions")?.textContent.includes("the day shift is here"), null,
-        { timeout: 15000 });
+      await until(one, () => document.querySelector("#decisions")?.textContent.includes("the day shift is here"));
     }
     await other.close();
   });
@@ -219,7 +229,7 @@ for (const size of Object.keys(SIZES)) {
     await page.fill("dialog[open] input[name=version]", "4000");
     await page.fill("dialog[open] input[name=reason]", "a version that there is not");
     await page.click("dialog[open] form button:not([type=button])");
-    await page.waitForFunction(() => document.querySelector("dialog[open] .failed").textContent.includes("Not done"));
+    await until(page, () => document.querySelector("dialog[open] .failed").textContent.includes("Not done"));
     assert.match(await page.textContent("dialog[open] .failed"), /no version 4000/);
   });
   await page.context().close();
