@@ -42,6 +42,9 @@ create table webhook (
     constraint webhook_pkey primary key (policy, name)
 );
 
+-- Its reader looks for the few moves that people asked for.
+create index release_by_request on release (policy, id) where kind in ('promote', 'rollback', 'pin');
+
 -- How long an answer took is evidence, too.
 do $$
 declare

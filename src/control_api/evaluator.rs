@@ -1,5 +1,6 @@
 //! The gate of a canary asks the trainer's API for evaluations: here the two crates meet.
 
+use anyhow::Context;
 use edge::audit;
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use serving::release::Evaluator;
@@ -13,11 +14,11 @@ pub struct Evaluations {
 
 #[async_trait::async_trait]
 impl Evaluator for Evaluations {
-    async fn start(&self, version: i64, dataset: &str) -> Result<Uuid, String> {
+    async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>> {
         let owner = sqlx::query_scalar!("select tenant_id from policy where name = $1", self.policy)
             .fetch_optional(&self.pool)
             .await
-            .map_err(|error| format!("the database does not answer ({error})"))?;
+            .context("read the policy's owner")?;
         let principal = Principal {
             tenant: owner.unwrap_or_else(|| OPEN_TENANT.to_owned()),
             scopes: Scopes::of(&[Scope::Research]),
@@ -26,8 +27,12 @@ impl Evaluator for Evaluations {
             replica: None,
             requests_per_second: None,
         };
-        trainer::api::create::evaluate_version(&self.pool, &self.policy, version, dataset, &principal)
-            .await
-            .map_err(|problem| problem.detail.unwrap_or_else(|| problem.title.into_owned()))
+        let started =
+            trainer::api::create::evaluate_version(&self.pool, &self.policy, version, dataset, &principal).await;
+        match started {
+            Ok(id) => Ok(Ok(id)),
+            Err(problem) if problem.status.is_server_error() => Err(problem.into()),
+            Err(problem) => Ok(Err(problem.detail.unwrap_or_else(|| problem.title.into_owned()))),
+        }
     }
 }

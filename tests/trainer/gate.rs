@@ -20,7 +20,7 @@ struct Evaluations(PgPool);
 
 #[async_trait::async_trait]
 impl Evaluator for Evaluations {
-    async fn start(&self, version: i64, dataset: &str) -> Result<Uuid, String> {
+    async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>> {
         let principal = edge::auth::Principal {
             tenant: edge::auth::OPEN_TENANT.to_owned(),
             scopes: edge::auth::Scopes::of(&[edge::auth::Scope::Research]),
@@ -29,9 +29,8 @@ impl Evaluator for Evaluations {
             replica: None,
             requests_per_second: None,
         };
-        evaluate_version(&self.0, POLICY, version, dataset, &principal)
-            .await
-            .map_err(|problem| problem.detail.unwrap_or_default())
+        let started = evaluate_version(&self.0, POLICY, version, dataset, &principal).await;
+        Ok(started.map_err(|problem| problem.detail.unwrap_or_default()))
     }
 }
 

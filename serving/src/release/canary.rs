@@ -91,6 +91,11 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
         let evidence = evidence::read(connection, policy, canary).await;
         looked.evidence = Some(evidence.context("read the evidence")?);
         looked.alarms = evidence::alarms(connection, policy).await.context("read alarms")?;
+        let bad = judgment::bad_ancestor(connection, policy, canary.version).await;
+        let bad = bad.context("look for a bad version below it")?;
+        looked
+            .alarms
+            .extend(bad.map(|bad| judgment::explain(canary.version, &bad)));
     }
     if canary.state == State::Gated {
         let loadable = super::http::check_loadable(service, canary.version).await;
@@ -216,18 +221,22 @@ async fn prepared(
     canary: &Canary,
 ) -> sqlx::Result<Option<Prepared>> {
     let is_assigned = state.alias(CANARY).is_some_and(|alias| alias.version == canary.version);
-    if canary.state != State::Gated || !is_assigned {
+    if canary.state != State::Gated || !is_assigned || !tables::was_prepared(connection, canary.id).await? {
         return Ok(None);
     }
+    // those whose users get it first
+    let clusters = canary.strategy.clusters(1);
     let replicas = sqlx::query!(
         r#"select id, exists (select from jsonb_array_elements(resident) held
                               where (held ->> 'version')::bigint = $2) as "holds!"
            from replica
            where policy = $1 and ready and reported_at > now() - make_interval(secs => $3)
+             and ($4::text[] is null or cluster = any ($4))
            order by id"#,
         policy,
         canary.version,
-        crate::fleet::SILENT_SECONDS as f64
+        crate::fleet::SILENT_SECONDS as f64,
+        clusters.as_deref()
     )
     .fetch_all(connection)
     .await?;

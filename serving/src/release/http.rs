@@ -281,6 +281,24 @@ async fn request_release(
             .await
             .map_err(unavailable)?;
     }
+    if (request.kind, &*change.alias) == (Kind::Promote, CHAMPION)
+        && judgment::bad_ancestor(&mut transaction, policy, change.to)
+            .await
+            .map_err(unavailable)?
+            .is_some()
+    {
+        // else champion would follow to nothing that is trained on top of it
+        let good = judgment::New {
+            version: change.to,
+            verdict: Verdict::Good,
+            canary: None,
+            actor,
+            reason: &request.reason,
+        };
+        judgment::write(&mut transaction, policy, good)
+            .await
+            .map_err(unavailable)?;
+    }
     for change in &changes {
         let change_of_alias = audit::Change {
             tenant: &principal.tenant,

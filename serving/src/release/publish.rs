@@ -166,7 +166,8 @@ impl ReleaseService {
         match inner.store.get_assignment(&inner.policy, epoch, &trusted).await {
             Ok(found) => {
                 let expected = self.document(epoch).await?;
-                let arms = (&found.arms, &found.salt) == (&expected.arms, &expected.salt);
+                let arms = (&found.arms, &found.cluster_arms, &found.salt)
+                    == (&expected.arms, &expected.cluster_arms, &expected.salt);
                 // before there was an experiment, the arms were another configuration's
                 let known = self.experiment(epoch).await?.is_some();
                 Ok(found.aliases == expected.aliases && (arms || !known))

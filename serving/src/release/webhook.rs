@@ -36,8 +36,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// With waits of 1, 2, 4, … seconds, an hour at most: two days.
 const ATTEMPTS_MAX: i32 = 60;
 const WAIT_MAX_S: f64 = 3600.0;
-/// To one receiver in one transaction.
-const DECISIONS_AT_ONCE: usize = 20;
+/// In one transaction, which lasts as long as the receiver takes to answer.
+const DECISIONS_AT_ONCE: i64 = 1;
 /// What keys begin with.
 const SECRET_PREFIX: &str = "whsec_";
 const RECEIVERS_MAX: usize = 16;
@@ -119,27 +119,42 @@ pub async fn run(service: ReleaseService, shutdown: CancellationToken) -> anyhow
         .iter()
         .map(|options| Receiver::read(options).with_context(|| format!("release.webhook {:?}", options.name)));
     let receivers: Vec<Receiver> = receivers.collect::<anyhow::Result<_>>()?;
-    let client = edge::tls::client_of_others().timeout(ANSWER_TIMEOUT).build()?;
+    let client = edge::tls::client_of_others()
+        .timeout(ANSWER_TIMEOUT)
+        // whoever answers elsewhere is another receiver
+        .redirect(reqwest::redirect::Policy::none())
+        .build()?;
+    let all = receivers
+        .iter()
+        .map(|receiver| deliver_all(&service, &client, receiver));
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        _ = futures::future::join_all(all), if !receivers.is_empty() => {}
+    }
+    Ok(())
+}
+
+/// Never ends.
+async fn deliver_all(service: &ReleaseService, client: &reqwest::Client, receiver: &Receiver) {
     loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            () = tokio::time::sleep(POLL_EVERY) => {}
-        }
-        let all = receivers.iter().map(|receiver| deliver(&service, &client, receiver));
-        for (receiver, sent) in receivers.iter().zip(futures::future::join_all(all).await) {
-            if let Err(error) = sent {
+        match deliver(service, client, receiver).await {
+            Ok(true) => {}
+            Ok(false) => tokio::time::sleep(POLL_EVERY).await,
+            Err(error) => {
                 tracing::warn!(
                     receiver = receiver.name,
                     error = format!("{error:#}"),
                     "could not look for decisions to send"
                 );
+                tokio::time::sleep(POLL_EVERY).await;
             }
         }
     }
 }
 
-/// Sends what the receiver has not acknowledged, unless another process does.
-async fn deliver(service: &ReleaseService, client: &reqwest::Client, receiver: &Receiver) -> anyhow::Result<()> {
+/// Sends the next decision that the receiver has not acknowledged, unless another process does. Returns
+/// whether there may be more.
+async fn deliver(service: &ReleaseService, client: &reqwest::Client, receiver: &Receiver) -> anyhow::Result<bool> {
     let (pool, policy) = (&service.0.pool, &service.0.policy);
     let mut transaction = pool.begin().await.context("begin")?;
     let mine = sqlx::query!(
@@ -151,8 +166,9 @@ async fn deliver(service: &ReleaseService, client: &reqwest::Client, receiver: &
     .fetch_optional(&mut *transaction)
     .await
     .context("read how far the receiver is")?;
-    let Some(mine) = mine else { return Ok(()) };
+    let Some(mine) = mine else { return Ok(false) };
     let (mut sent_until, mut failures) = (mine.sent_until, mine.failures);
+    let mut sent = false;
     for decision in decisions(&mut transaction, policy, sent_until)
         .await
         .context("read decisions")?
@@ -185,11 +201,10 @@ async fn deliver(service: &ReleaseService, client: &reqwest::Client, receiver: &
         .execute(&mut *transaction)
         .await
         .context("note what was sent")?;
-        if !is_done {
-            break;
-        }
+        sent = is_done;
     }
-    transaction.commit().await.context("commit")
+    transaction.commit().await.context("commit")?;
+    Ok(sent)
 }
 
 fn wait_seconds(failures: i32) -> f64 {
@@ -232,12 +247,14 @@ async fn decisions(connection: &mut PgConnection, policy: &str, after: Uuid) -> 
                                   'status', r.status, 'epoch', t.epoch, 'actor', t.actor, 'reason', t.reason)
         from transition t
         join release r on r.id = t.release_id
-        where r.policy = $1 and t.id > $2 and r.kind in ('promote', 'rollback', 'pin')
+        -- a release is written before its transition, so its id is lower: those of a minute before are looked at
+        where r.policy = $1 and t.id > $2 and r.kind in ('promote', 'rollback', 'pin') and r.status = 'done'
+          and r.id > first_generation_id(uuid_extract_timestamp($2) - interval '1 minute')
         order by 1 limit $3
         "#,
         policy,
         after,
-        DECISIONS_AT_ONCE as i64
+        DECISIONS_AT_ONCE
     )
     .fetch_all(connection)
     .await

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Known {
     now: OffsetDateTime,
-    /// When the canary before it ended, or `champion` was last moved.
+    /// When the canary before it ended. Without one: when `champion` was last moved.
     since: OffsetDateTime,
     /// Of the line, after the one proposed before and after `champion`, up to that of `learner`.
     versions: i64,

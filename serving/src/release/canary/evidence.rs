@@ -23,6 +23,9 @@ pub use super::look::Found;
 /// How much more often a version may decline, or users may hang up, as a share of the answers. More is
 /// harm, whatever the rewards are: those come later.
 const GUARD_MARGIN: f64 = 0.2;
+/// How many more of the first answers must be aborted, as a share, that it counts as harm: every version
+/// differs a little, and with many users a test shows it.
+const FAILURES_MARGIN: f64 = 0.02;
 /// Share of `judge.alpha` that each guard has. Rewards have all of it: the guards add a tenth each.
 const GUARD_ALPHA: f64 = 0.1;
 /// How often at most an alarm about the sample ratio is wrong, over all looks.
@@ -207,7 +210,9 @@ impl Evidence {
                 )
             })
         });
-        let fails = (self.failures.p <= judge.alpha * GUARD_ALPHA).then(|| {
+        let share = |[all, aborted]: [u64; 2]| aborted as f64 / all.max(1) as f64;
+        let more = share(self.failures.canary) - share(self.failures.champion);
+        let fails = (self.failures.p <= judge.alpha * GUARD_ALPHA && more > FAILURES_MARGIN).then(|| {
             let ([all, aborted], [all_of_champion, aborted_of_champion]) = (self.failures.canary, self.failures.champion);
             format!(
                 "{versions}: of its users' first answers {aborted} of {all} failed or were not waited for, of champion's \

@@ -16,9 +16,9 @@ use uuid::Uuid;
 /// Starts evaluation runs.
 #[async_trait::async_trait]
 pub trait Evaluator: Send + Sync {
-    /// Queues a run that evaluates the version on the dataset, such as `held-out@1`. The error says what
-    /// to do.
-    async fn start(&self, version: i64, dataset: &str) -> Result<Uuid, String>;
+    /// Queues a run that evaluates the version on the dataset, such as `held-out@1`. A refusal says what to
+    /// do. An error may pass: the next look asks again.
+    async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>>;
 }
 
 /// What the evaluations say.
@@ -84,7 +84,7 @@ pub async fn look(
     .fetch_all(connection)
     .await
     .context("read the evaluation runs")?;
-    Ok(Some(judge(wanted, &runs)))
+    Ok(Some(judge(wanted, champion.version, &runs)))
 }
 
 async fn start(
@@ -99,7 +99,8 @@ async fn start(
     };
     let mut ids = Vec::new();
     for version in [canary.version, champion] {
-        match evaluator.start(version, &wanted.dataset).await {
+        let started = evaluator.start(version, &wanted.dataset).await;
+        match started.context("start an evaluation")? {
             Ok(id) => ids.push(id),
             Err(error) => {
                 return Ok(Gate::Refused(format!(
@@ -116,8 +117,8 @@ async fn start(
     Ok(Gate::Waits)
 }
 
-/// `runs`: of the canary's version, and of `champion`'s.
-fn judge(wanted: &Evaluation, runs: &[Run]) -> Gate {
+/// `runs`: of the canary's version, and of what was `champion`'s when they began.
+fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
     let mut measured = Vec::new();
     for run in runs {
         match run.status.as_str() {
@@ -141,6 +142,12 @@ fn judge(wanted: &Evaluation, runs: &[Run]) -> Gate {
     let [canary, champion] = measured.as_slice() else {
         return Gate::Refused("an evaluation run is gone: propose the version again".to_owned());
     };
+    if champion.version != champion_now {
+        return Gate::Refused(format!(
+            "champion moved from version {} to {champion_now} while it was evaluated: propose it again",
+            champion.version
+        ));
+    }
     match (canary.estimate, champion.estimate) {
         (Some(own), Some(other)) => {
             let says = format!(
@@ -153,7 +160,10 @@ fn judge(wanted: &Evaluation, runs: &[Run]) -> Gate {
                 champion.version,
                 other.reward
             );
-            match own.interval[1] < other.reward - wanted.margin {
+            // as if they were independent; both are of the same users, so that is wider than need be
+            let half = |of: Estimate| (of.interval[1] - of.interval[0]) / 2.0;
+            let half = half(own).hypot(half(other));
+            match own.reward + half < other.reward - wanted.margin {
                 true => Gate::Refused(format!("{says}: it is worse by more than {}", wanted.margin)),
                 false => Gate::Passed(says),
             }
@@ -198,17 +208,17 @@ mod tests {
 
     #[test]
     fn a_version_that_logged_answers_show_to_be_worse_is_refused() {
-        let refused = judge(&wanted(), &[estimated(41, 0.2), estimated(40, 0.3)]);
+        let refused = judge(&wanted(), 40, &[estimated(41, 0.18), estimated(40, 0.3)]);
         let Gate::Refused(why) = refused else {
             panic!("{refused:?}")
         };
         assert!(
-            why.contains("version 41 is estimated at 0.200 [0.150, 0.250], version 40 at 0.300: it is worse"),
+            why.contains("version 41 is estimated at 0.180 [0.130, 0.230], version 40 at 0.300: it is worse"),
             "{why}"
         );
         // the interval reaches what the margin allows
         for reward in [0.23, 0.3, 0.9] {
-            let passed = judge(&wanted(), &[estimated(41, reward), estimated(40, 0.3)]);
+            let passed = judge(&wanted(), 40, &[estimated(41, reward), estimated(40, 0.3)]);
             assert!(matches!(passed, Gate::Passed(_)), "{reward}: {passed:?}");
         }
     }
@@ -219,7 +229,7 @@ mod tests {
             "succeeded",
             json!({"version": 41, "estimate_refused": "too little overlap"}),
         );
-        let passed = judge(&wanted(), &[silent, estimated(40, 0.3)]);
+        let passed = judge(&wanted(), 40, &[silent, estimated(40, 0.3)]);
         assert_eq!(
             passed,
             Gate::Passed("dataset held-out@1 says too little about it (too little overlap)".into())
@@ -229,14 +239,21 @@ mod tests {
     #[test]
     fn runs_that_go_on_are_waited_for_and_those_that_failed_refuse() {
         let running = run("running", Value::Null);
-        assert_eq!(judge(&wanted(), &[running.clone(), estimated(40, 0.3)]), Gate::Waits);
-        assert_eq!(judge(&wanted(), &[estimated(41, 0.3), running]), Gate::Waits);
+        assert_eq!(
+            judge(&wanted(), 40, &[running.clone(), estimated(40, 0.3)]),
+            Gate::Waits
+        );
+        assert_eq!(judge(&wanted(), 40, &[estimated(41, 0.3), running]), Gate::Waits);
         for (runs, said) in [
             (vec![run("failed", Value::Null), estimated(40, 0.3)], "failed"),
             (vec![run("succeeded", json!([])), estimated(40, 0.3)], "cannot be read"),
             (vec![estimated(40, 0.3)], "is gone"),
+            (
+                vec![estimated(41, 0.3), estimated(39, 0.3)],
+                "champion moved from version 39 to 40",
+            ),
         ] {
-            let Gate::Refused(why) = judge(&wanted(), &runs) else {
+            let Gate::Refused(why) = judge(&wanted(), 40, &runs) else {
                 panic!()
             };
             assert!(why.contains(said), "{why}");

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 const STEPS_MAX: usize = 32;
 const APPROVALS_MAX: u32 = 5;
+const CLUSTERS_MAX: usize = 64;
 /// A month.
 const DURATION_MAX: Duration = Duration::from_secs(31 * 24 * 3600);
 
@@ -105,7 +106,7 @@ pub struct Judge {
     /// The difference that one wants to see soonest, in units of reward. Default: 0.05.
     pub effect: f64,
     /// How often at most a canary that is no worse counts as harm, and one that is no better as better,
-    /// however often it is looked at. Default: 0.05.
+    /// however often it is looked at. The four guards add up to a tenth of it each. Default: 0.05.
     pub alpha: f64,
     /// Users of each side, below which nothing is concluded from rewards. Default: 20.
     pub users_min: u32,
@@ -166,6 +167,8 @@ impl Strategy {
             );
         }
         let mut last = 0.0;
+        // empty: all clusters, if anybody gets it yet
+        let (mut before, mut limited): (Vec<String>, bool) = (Vec::new(), false);
         for step in steps {
             if let Step::SetWeight(weight) = step {
                 if !(*weight > last && *weight <= 100.0) {
@@ -173,12 +176,22 @@ impl Strategy {
                         "setWeight is {weight} after {last}; weights are percent, above the one before, up to 100"
                     ));
                 }
-                last = *weight;
+                (last, limited) = (*weight, true);
             }
-            if let Step::SetClusters(clusters) = step
-                && clusters.iter().any(String::is_empty)
-            {
-                return Err("setClusters names an empty cluster; leave it out, or give [] for all".to_owned());
+            if let Step::SetClusters(clusters) = step {
+                if clusters.iter().any(String::is_empty) || clusters.len() > CLUSTERS_MAX {
+                    return Err(format!(
+                        "setClusters names an empty cluster, or more than {CLUSTERS_MAX}; give their names, or [] for all"
+                    ));
+                }
+                let all_before = before.is_empty() && limited;
+                let grows = before.iter().all(|cluster| clusters.contains(cluster)) && !all_before;
+                if !clusters.is_empty() && !grows {
+                    return Err(format!(
+                        "setClusters is {clusters:?} after {before:?}: no user goes back, so name those again, or give [] for all"
+                    ));
+                }
+                (before, limited) = (clusters.clone(), true);
             }
         }
         if self.requires_approval > APPROVALS_MAX {
@@ -336,6 +349,14 @@ mod tests {
             (
                 json!({"steps": [{"setClusters": ["eu"]}, {"pause": {}}]}),
                 "setClusters and then setWeight",
+            ),
+            (
+                json!({"steps": [{"setClusters": ["eu", "us"]}, {"setWeight": 5}, {"setClusters": ["eu"]}]}),
+                "no user goes back",
+            ),
+            (
+                json!({"steps": [{"setWeight": 5}, {"setClusters": ["eu"]}]}),
+                "no user goes back",
             ),
             (
                 json!({"steps": [{"setClusters": [""]}, {"setWeight": 5}]}),

@@ -190,6 +190,16 @@ pub async fn write(connection: &mut PgConnection, canary: &Canary, transition: &
     Ok(())
 }
 
+/// Whether replicas were told to load it.
+pub async fn was_prepared(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<bool> {
+    sqlx::query_scalar!(
+        r#"select exists (select from canary_transition where canary_id = $1 and event = 'prepare') as "was_prepared!""#,
+        id
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// The evaluation runs that its gate waits for.
 pub async fn evaluations(connection: &mut PgConnection, id: Uuid) -> sqlx::Result<Vec<Uuid>> {
     sqlx::query_scalar!(r#"select evaluations as "evaluations!" from canary where id = $1"#, id)
