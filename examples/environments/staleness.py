@@ -48,10 +48,10 @@ def main() -> None:
             "staleness_max": args.staleness_max,
         },
     )
-    while not (ended := get(f"/v1/runs/{run['id']}"))["finished_at"]:
+    while (now := get(f"/v1/runs/{run['id']}"))["status"] not in ("succeeded", "failed", "cancelled", "paused"):
         time.sleep(2)
-    if ended["status"] != "succeeded":
-        raise SystemExit(f"the run {ended['status']}: {ended.get('error')}")
+    if now["status"] != "succeeded":
+        raise SystemExit(f"the run is {now['status']}: {now['reason']}")
     ages: dict[int, int] = {}
     tokens = 0
     made = steps(run["id"])

@@ -128,7 +128,7 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
                     "evaluation run {} {}: {}",
                     run.id,
                     run.status,
-                    run.reason.as_deref().unwrap_or("springtide run get shows why")
+                    run.reason.as_deref().unwrap_or("springtide run show says why")
                 ));
             }
             _ => return Gate::Waits,
