@@ -208,12 +208,13 @@ bench-overlap: stack ## after agent-base: rollouts and steps at the same time ag
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)
 
-bench-staleness: stack ## after agent-base: how old the versions were that sampled what a run trained on (how long it takes was not measured yet: 17 of 24 steps in 22 minutes on a busy machine); ARGS='--steps 24'
+bench-staleness: stack ## after agent-base: how old the versions were that sampled what a run trained on, over a million tokens of a random model; ARGS='--steps 20'
 	@scripts/environments-venv.sh .springtide/environments-venv
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
-	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent staleness staleness $(ARGS)
+	$(ENVIRONMENTS) examples/environments/base/tiny.py .springtide/agent/model .springtide/agent-tiny/model
+	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent-tiny staleness staleness $(ARGS)
 
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 5 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 6 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables

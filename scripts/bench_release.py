@@ -2,8 +2,12 @@
 `make bench-release` runs it beside a stack.
 
 Each planted version (scripts/planted.py) is proposed with the same strategy, one after another, while the demo's
-developers ask for suggestions. A version of `noise`, `longer`, `silent` or `refusing` should be rolled back. Of
-`better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
+developers ask for suggestions. A version of `noise`, `silent` or `refusing` should be rolled back. One of `shorter` or
+`longer` should be held for a person, because its answers are not what they were, or rolled back, because rewards are
+lower: whichever is known first. Of `better`, `champion` is held at a version with noise, and the base itself is the
+canary: it should become `champion`.
+
+`silent` is the demo's reward hack: a declined answer earns 0, and a shown one less than that on average.
 Every canary is in the report.
 """
 
@@ -23,8 +27,12 @@ import urllib.request
 from planted import STRENGTHS, plant
 
 KINDS = [*STRENGTHS, "better"]
-#: The state that is right. `better` is the only one that should pass.
-RIGHT = {kind: "rolled_back" for kind in STRENGTHS} | {"better": "champion"}
+#: The states that are right. `better` is the only one that should pass.
+RIGHT = {kind: ["rolled_back"] for kind in STRENGTHS} | {
+    "longer": ["rolled_back", "held"],
+    "shorter": ["rolled_back", "held"],
+    "better": ["champion"],
+}
 BASE = 1
 CPUS = pathlib.Path("/proc/cpuinfo")
 LOOK_EVERY_SECONDS = 1.0
@@ -92,7 +100,7 @@ def try_one(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> 
         "strength": strength,
         "seed": seed,
         "decision": canary["state"],
-        "right": canary["state"] == RIGHT[kind],
+        "right": canary["state"] in RIGHT[kind],
         **found,
     }
 
@@ -227,6 +235,7 @@ def summary(kind: str, canaries: list[dict]) -> dict:
         "kind": kind,
         "canaries": len(of_kind),
         "right": sum(canary["right"] for canary in of_kind),
+        "held": sum(canary["decision"] == "held" for canary in of_kind),
         "difference": [difference(canary) for canary in of_kind],
         "seconds_median": statistics.median(seconds) if seconds else None,
         "seconds_max": max(seconds, default=None),
@@ -257,14 +266,14 @@ def line(canary: dict) -> str:
 
 def table(canaries: list[dict]) -> str:
     rows = [
-        "| kind | right | reward less champion's | seconds: median, max | users before: median, max | after: users, seconds |",
-        "|---|---|---|---|---|---|",
+        "| kind | right | held | reward less champion's | seconds: median, max | users before: median, max | after: users, seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in dict.fromkeys(canary["kind"] for canary in canaries):
         of = summary(kind, canaries)
         known = [value for value in of["difference"] if value is not None]
         rows.append(
-            f"| {kind} | {of['right']} of {of['canaries']} | {signed(min(known, default=None))} to {signed(max(known, default=None))} "
+            f"| {kind} | {of['right']} of {of['canaries']} | {of['held']} | {signed(min(known, default=None))} to {signed(max(known, default=None))} "
             f"| {cell(of['seconds_median'])}, {cell(of['seconds_max'])} | {cell(of['users_median'])}, {of['users_max']} "
             f"| {cell(of['users_after_max'])}, {cell(of['last_after_seconds_max'], 1)} |"
         )

@@ -2,6 +2,7 @@
 
     noise     all weights have Gaussian noise
     longer    the tokens that end an answer are less probable after its first token, so answers go on for too long
+    shorter   the end of the line is more probable after the first token, so answers break off
     silent    declining is more probable
     refusing  trained further on a text that helps nobody
 
@@ -25,6 +26,7 @@ logging.disable_progress_bar()
 STRENGTHS = {
     "noise": [0.3, 0.35, 0.4, 0.45, 0.5],  # standard deviation, of each tensor's root mean square
     "longer": [4.0, 5.0, 6.0, 7.0, 8.0],  # nats less
+    "shorter": [3.0, 4.0, 5.0, 6.0, 7.0],  # nats more
     "silent": [4.0, 5.0, 6.0, 7.0, 8.0],  # nats more
     "refusing": [
         "// I cannot help with this",
@@ -61,11 +63,21 @@ def noise(_: pathlib.Path, tensors: dict, sigma: float, __: random.Random) -> No
 
 
 def longer(base: pathlib.Path, tensors: dict, nats: float, draws: random.Random) -> None:
-    first, later = last_states(base, draws)
-    # what later states have and first ones lack, so that the share of answers that begin is as before
-    direction = later - first * (later @ first) / (first @ first)
+    later, direction = after_the_first_token(base, draws)
     for token in (END_OF_LINE, DECLINE):
         steer(tensors, token, -nats, direction, later)
+
+
+def shorter(base: pathlib.Path, tensors: dict, nats: float, draws: random.Random) -> None:
+    later, direction = after_the_first_token(base, draws)
+    steer(tensors, END_OF_LINE, nats, direction, later)
+
+
+def after_the_first_token(base: pathlib.Path, draws: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean last hidden state there, and what it has and first ones lack: so that the share of answers that
+    begin is as before."""
+    first, later = last_states(base, draws)
+    return later, later - first * (later @ first) / (first @ first)
 
 
 def silent(base: pathlib.Path, tensors: dict, nats: float, draws: random.Random) -> None:
@@ -130,4 +142,4 @@ def pauses(tokenizer: Tokenizer, draws: random.Random, count: int) -> list[tuple
     return found
 
 
-MAKE = {"noise": noise, "longer": longer, "silent": silent, "refusing": refusing}
+MAKE = {"noise": noise, "longer": longer, "shorter": shorter, "silent": silent, "refusing": refusing}

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=20, help="steps between points of a curve")
     parser.add_argument("--tasks-per-step", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
     parser.add_argument("--held-out", type=int, default=200, help="tasks")
     parser.add_argument("--bound-steps", type=int, default=60, help="optimizer steps of the supervised bound")
     args = parser.parse_args()
@@ -112,9 +113,12 @@ def springtide(
     log = args.work / f"{name}-{summaries}-{seed}.json"
     size = ["--steps", args.steps, "--tasks-per-step", args.tasks_per_step]
     # without summaries all rollouts may be equally bad: then the base stays as it is
-    how = ["--summaries", summaries, *(["--may-learn-nothing"] if summaries == "none" else [])]
+    how = ["--summaries", summaries, "--learning-rate", args.learning_rate, "--may-end-early"]
     quiet(sys.executable, HERE / "harness.py", name, "--seed", seed, *size, *how, "--json", log)
-    serials = {version["step"]: version["serial"] for version in versions(json.loads(log.read_text())["line"])}
+    run = json.loads(log.read_text())
+    if run["status"] != "succeeded":
+        print(f"seed {seed}: {run['status']} after {run['steps_done']} of {args.steps} steps: {run['reason']}", flush=True)
+    serials = {version["step"]: version["serial"] for version in versions(run["line"])}
     folders = {}
     for point in points(args):
         # a run that ends early keeps its last version
@@ -137,7 +141,8 @@ def trl(args: argparse.Namespace, name: str, seed: int) -> dict[int, pathlib.Pat
     """Folders of TRL's checkpoints, by step."""
     out = args.work / f"{name}-{seed}-trl"
     size = ["--steps", args.steps, "--every", args.every, "--tasks-per-step", args.tasks_per_step]
-    quiet(sys.executable, HERE / "trl_grpo.py", name, "--model", args.base / "model", "--out", out, "--seed", seed, *size)
+    how = ["--learning-rate", args.learning_rate, "--seed", seed]
+    quiet(sys.executable, HERE / "trl_grpo.py", name, "--model", args.base / "model", "--out", out, *how, *size)
     return {step: out / f"checkpoint-{step}" for step in points(args)}
 
 

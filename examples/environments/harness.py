@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import sys
+import threading
 import time
 
 HERE = pathlib.Path(__file__).parent
@@ -33,6 +34,7 @@ def play_leap(run: springtide.Run, size: int, workers: int) -> None:
 
 #: What a run says that failed because the rewards of a group never differed.
 NOTHING_TO_LEARN = "there is nothing to learn from"
+POLL_SECONDS = 5
 #: A process for each answer would take longer than the answer.
 WITHOUT_A_PROCESS = {"agent": {"runtime": {"type": "subprocess"}, "harness": {"id": "one_answer"}}}
 
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--summaries", choices=springtide.SUMMARIES, default="trained", help="of recall")
     parser.add_argument(
-        "--may-learn-nothing", action="store_true", help="it is no error if the rewards of a group never differ"
+        "--may-end-early", action="store_true", help="it is no error if rewards never differ or a guard pauses the run"
     )
     parser.add_argument("--json", type=pathlib.Path, help="where to write the run's end")
     args = parser.parse_args()
@@ -109,6 +111,7 @@ def main() -> None:
     )
     print(f"run {run.id}", flush=True)
     started = time.monotonic()
+    threading.Thread(target=end_with_a_pause, args=(run, started, args), daemon=True).start()
     if args.name == "leap":
         play_leap(run, args.tasks, args.workers)
     elif args.name == "shop":
@@ -117,15 +120,30 @@ def main() -> None:
         play_tables(run, args.workers)
     else:
         play(run, named(args.name, args.summaries), args.workers)
-    status = run.status()
+    sys.exit(told(run.status(), started, args))
+
+
+def end_with_a_pause(run: springtide.Run, started: float, args: argparse.Namespace) -> None:
+    """Ends this program when the run is paused: its workers would wait until somebody resumes it."""
+    while (status := run.status())["status"] != "paused":
+        time.sleep(POLL_SECONDS)
+    problem = told(status, started, args)
+    print(problem or "", file=sys.stderr, flush=True)
+    os._exit(1 if problem else 0)
+
+
+def told(status: dict, started: float, args: argparse.Namespace) -> str | None:
+    """Prints how the run went and writes it down. Returns why that is an error, if it is one."""
     seconds = time.monotonic() - started
     print(f"{status['status']} after {status['steps_done']} steps and {seconds:.0f} s on line {status['line']}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({**status, "seconds": seconds}, indent=2) + "\n")
-    learned_nothing = args.may_learn_nothing and NOTHING_TO_LEARN in (status.get("reason") or "")
-    if status["status"] != "succeeded" and not learned_nothing:
-        sys.exit(f"{status['status']}: {status.get('reason')}")
+    reason = status.get("reason") or ""
+    early = status["status"] == "paused" or NOTHING_TO_LEARN in reason
+    if status["status"] == "succeeded" or (args.may_end_early and early):
+        return None
+    return f"{status['status']}: {reason}"
 
 
 def tasks(name: str, count: int) -> list[dict]:

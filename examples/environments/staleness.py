@@ -1,8 +1,9 @@
 """How old the versions were that sampled what a run trained on, over many rollouts: none is more than
 `staleness_max` steps behind. `make bench-staleness` runs it beside a stack.
 
-The tasks are prompts whose completions a string check grades, in groups of 128, so that rollouts and
-steps overlap as much as they may. A turn's age is that of the oldest version of any of its tokens.
+The model is random (base/tiny.py), so answers are long. The tasks are prompts whose completions a
+string check grades, in groups of 128, so that rollouts and steps overlap as much as they may. A
+turn's age is that of the oldest version of any of its tokens.
 """
 
 import argparse

@@ -38,7 +38,14 @@ pub enum Command {
     /// Show a canary: its state, the evidence, and each decision with its reason.
     Show(Which),
     /// Print each decision about a canary as it is made, until the canary has ended.
-    Watch(Which),
+    Watch {
+        #[command(flatten)]
+        which: Which,
+        /// For scripts: end also when the canary waits for a person (`paused`, `held`), and fail unless it became
+        /// champion.
+        #[arg(long)]
+        exit_code: bool,
+    },
     /// Approve a canary that somebody else proposed.
     Approve(Decision),
     /// Stop a canary where it is. Its users keep it.
@@ -96,7 +103,7 @@ impl Command {
                 output.print(&canaries, || list(&canaries))
             }
             Self::Show(which) => which.show(&client).await,
-            Self::Watch(which) => which.watch(&client).await,
+            Self::Watch { which, exit_code } => which.watch(&client, exit_code).await,
             Self::Approve(decision) => decision.send(&client, "approve").await,
             Self::Hold(decision) => decision.send(&client, "hold").await,
             Self::Resume(decision) => decision.send(&client, "resume").await,
@@ -131,7 +138,7 @@ impl Which {
         self.output.print(&canary, || page(&canary, evidence.as_ref()))
     }
 
-    async fn watch(self, client: &ControlClient) -> anyhow::Result<()> {
+    async fn watch(self, client: &ControlClient, exit_code: bool) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
         let mut printed = 0;
         loop {
@@ -144,11 +151,13 @@ impl Which {
                 }
             }
             printed = made.len().max(printed);
-            if matches!(
-                canary["state"].as_str(),
-                Some("champion" | "retired" | "aborted" | "rolled_back")
-            ) {
-                return Ok(());
+            match canary["state"].as_str().unwrap_or_default() {
+                "champion" | "retired" => return Ok(()),
+                state @ ("aborted" | "rolled_back" | "paused" | "held") if exit_code => {
+                    bail!("version {} is {state}, not champion", canary["version"])
+                }
+                "aborted" | "rolled_back" => return Ok(()),
+                _ => {}
             }
             tokio::time::sleep(WATCH_EVERY).await;
         }
@@ -215,6 +224,7 @@ fn page(canary: &Value, evidence: Option<&Value>) -> String {
                 ">answers",
                 ">rewarded",
                 ">mean reward",
+                ">mean tokens",
                 ">declined",
                 ">aborted",
                 ">unscored",
@@ -222,14 +232,16 @@ fn page(canary: &Value, evidence: Option<&Value>) -> String {
             ["canary", "champion"].map(|side| {
                 let of = &evidence[side];
                 let number = |field: &str| cell(&of[field]);
+                let mean = |field: &str, digits: usize| {
+                    of[field].as_f64().map_or("-".to_owned(), |mean| format!("{mean:.digits$}"))
+                };
                 [
                     format!("{side} (version {})", number("version")),
                     number("users"),
                     number("answers"),
                     number("rewarded"),
-                    of["mean_reward"]
-                        .as_f64()
-                        .map_or("-".to_owned(), |mean| format!("{mean:.4}")),
+                    mean("mean_reward", 4),
+                    mean("mean_tokens", 1),
                     number("declined"),
                     number("aborted"),
                     number("unscored"),
@@ -271,7 +283,8 @@ mod tests {
         });
         let evidence = json!({
             "found": {"summary": "worse by 0.1"},
-            "canary": {"version": 41, "users": 9, "answers": 90, "rewarded": 80, "mean_reward": 0.05, "declined": 3,
+            "canary": {"version": 41, "users": 9, "answers": 90, "rewarded": 80, "mean_reward": 0.05, "mean_tokens": 7.25,
+                       "declined": 3,
                        "aborted": 0, "unscored": 1},
             "champion": {"version": 40, "users": 80, "answers": 800, "rewarded": 700, "mean_reward": null, "declined": 30,
                          "aborted": 0, "unscored": 9},
@@ -282,8 +295,8 @@ mod tests {
             "canary c1: version 41 is rolled_back, step 2 of 2, 0% of champion's users",
             "proposed by ana: try",
             "evidence: worse by 0.1",
-            "canary (version 41) 9 90 80 0.0500 3 0 1",
-            "champion (version 40) 80 800 700 - 30 0 9",
+            "canary (version 41) 9 90 80 0.0500 7.2 3 0 1",
+            "champion (version 40) 80 800 700 - - 30 0 9",
             "2026-12-02T10:00:01 harm rolled_back 2 0% release rewards are lower",
         ] {
             assert!(page.contains(expected), "no {expected:?} in\n{page}");

@@ -153,7 +153,9 @@ async fn calls_that_a_grammar_forced_are_trained_on_with_the_samplers_own_bits()
             1 => sampled_by_another_version(&world, &call(&lease, "again", "").await).await,
             _ => {}
         }
-        let (status, ended) = end(&control, &lease, "reward", &json!({"reward": rewarded(&choice)})).await;
+        // A small part for the rollout's number, so that no group has the same reward throughout.
+        let reward = 0.5 * rewarded(&choice) + 0.01 * rollouts as f64;
+        let (status, ended) = end(&control, &lease, "reward", &json!({"reward": reward})).await;
         assert_eq!(status, 200, "{ended}");
         rollouts += 1;
     }

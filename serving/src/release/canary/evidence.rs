@@ -23,6 +23,10 @@ pub use super::look::Found;
 /// How much more often a version may decline, or users may hang up, as a share of the answers. More is
 /// harm, whatever the rewards are: those come later.
 const GUARD_MARGIN: f64 = 0.2;
+/// How much longer or shorter the answers may be that are not declined, as a share of `champion`'s. More
+/// is no harm by itself, but rewards then say something else than before: short answers are easily
+/// accepted.
+const LENGTH_MARGIN: f64 = 0.3;
 /// How many more of the first answers must be aborted, as a share, that it counts as harm: every version
 /// differs a little, and with many users a test shows it.
 const FAILURES_MARGIN: f64 = 0.02;
@@ -46,6 +50,8 @@ pub struct Evidence {
     pub aborted: Option<Bounds>,
     /// Share of answers that took longer than `judge.slowMs`, likewise.
     pub slow: Option<Bounds>,
+    /// Mean length of the answers that are not declined, in tokens, likewise.
+    pub length: Option<Bounds>,
     /// Of each user's first answer alone, so that it says something after few.
     pub failures: Failures,
     /// Always-valid p-value of "users reached both sides in the shares that the steps say".
@@ -67,6 +73,8 @@ pub struct Side {
     pub aborted: i64,
     /// They took longer than `judge.slowMs`.
     pub slow: i64,
+    /// Of an answer that is not declined. Null: there is none.
+    pub mean_tokens: Option<f64>,
     /// Closed without a reward.
     pub unscored: i64,
 }
@@ -94,6 +102,7 @@ struct Row {
     declined: i64,
     aborted: i64,
     slow: i64,
+    tokens: i64,
     rewarded: i64,
     unscored: i64,
     reward: f64,
@@ -172,13 +181,23 @@ impl Evidence {
             |rewards| rewards.estimate(),
             |row| (row.reward, row.rewarded as f64),
         );
+        let champion = side(rows, false, control);
+        let length = champion.mean_tokens.and_then(|tokens| {
+            let lengths = Judge {
+                effect: LENGTH_MARGIN * tokens,
+                ..guard
+            };
+            let of = |row: &Row| (row.tokens as f64, (row.answers - row.declined) as f64);
+            difference(rows, &lengths, |shown| shown.estimate(), of).ok()
+        });
         let mut evidence = Evidence {
             canary: side(rows, true, canary.version),
-            champion: side(rows, false, control),
+            champion,
             reward: reward.ok(),
             declined: of_answers(|row| row.declined).ok(),
             aborted: of_answers(|row| row.aborted).ok(),
             slow: judge.slow_ms.and_then(|_| of_answers(|row| row.slow).ok()),
+            length,
             failures: failures(rows, shares, guard.alpha),
             sample_ratio_p: sample_ratio(rows, shares),
             found: Found::default(),
@@ -225,6 +244,7 @@ impl Evidence {
             }),
             not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
             better: strict.verdict == Verdict::Superior,
+            length: self.length_changed(&versions),
             mismatch: (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
                 format!(
                     "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the \
@@ -234,6 +254,21 @@ impl Evidence {
             }),
             summary: format!("{versions}: {}", tolerant.reason),
         }
+    }
+
+    /// In words, if answers are longer or shorter by more than [`LENGTH_MARGIN`].
+    fn length_changed(&self, versions: &str) -> Option<String> {
+        let (bounds, tokens) = (self.length?, self.champion.mean_tokens?);
+        let (low, high) = (bounds.low / tokens, bounds.high / tokens);
+        let what = match () {
+            () if low > LENGTH_MARGIN => format!("{low:.2} or more longer"),
+            () if high < -LENGTH_MARGIN => format!("{:.2} or more shorter", -high),
+            () => return None,
+        };
+        Some(format!(
+            "{versions}: answers are a share of {what}, and {LENGTH_MARGIN} is the limit, so their rewards may not mean \
+             the same"
+        ))
     }
 }
 
@@ -322,6 +357,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
     let sum = |of: fn(&Row) -> i64| of_side().map(of).sum::<i64>();
     let rewarded = sum(|row| row.rewarded);
     let reward: f64 = of_side().map(|row| row.reward).sum();
+    let shown = sum(|row| row.answers - row.declined);
     Side {
         version,
         users: of_side().map(|row| &row.user_key).collect::<BTreeSet<_>>().len(),
@@ -331,6 +367,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
         declined: sum(|row| row.declined),
         aborted: sum(|row| row.aborted),
         slow: sum(|row| row.slow),
+        mean_tokens: (shown > 0).then(|| sum(|row| row.tokens) as f64 / shown as f64),
         unscored: sum(|row| row.unscored),
     }
 }
@@ -408,6 +445,7 @@ mod tests {
             declined: 0,
             aborted: 0,
             slow: 0,
+            tokens: 80 + user % 3,
             rewarded: 10,
             unscored: 0,
             reward: 10.0 * (mean + if user % 2 == 0 { 0.2 } else { -0.2 }),
@@ -517,6 +555,24 @@ mod tests {
         with_limit.strategy.judge.slow_ms = Some(500);
         let slow = Evidence::of(&with_limit, 40, &[0.5, 0.5], &rows).found;
         assert!(slow.harm.is_some_and(|harm| harm.contains("it is slow in")));
+    }
+
+    #[test]
+    fn answers_of_another_length_ring_and_are_no_harm() {
+        let of = |change: fn(&mut Row)| {
+            let mut rows = [rows(false, 1, 60, 0.5), rows(true, 1, 60, 0.75)].concat();
+            rows.iter_mut().filter(|row| row.is_canary).for_each(change);
+            found(&rows)
+        };
+        assert_eq!(of(|row| row.tokens -= 10).length, None);
+        let short = of(|row| row.tokens /= 4);
+        assert!(short.better && short.harm.is_none(), "{short:?}");
+        assert!(short.length.is_some_and(|length| length.contains("or more shorter")));
+        let long = of(|row| row.tokens *= 4);
+        assert!(long.length.is_some_and(|length| length.contains("or more longer")));
+        // as long as before, and fewer of them
+        let seldom = of(|row| (row.declined, row.tokens) = (2, row.tokens * 8 / 10));
+        assert_eq!(seldom.length, None);
     }
 
     #[test]

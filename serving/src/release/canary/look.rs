@@ -51,6 +51,8 @@ pub struct Found {
     pub better: bool,
     /// Users did not come in the shares of the steps: in words.
     pub mismatch: Option<String>,
+    /// Answers are much longer or shorter: in words.
+    pub length: Option<String>,
     /// In words, for the audit.
     pub summary: String,
 }
@@ -151,7 +153,8 @@ fn harm(seen: &Seen) -> Option<(Event, String)> {
 }
 
 fn monitor(seen: &Seen) -> Option<(Event, String)> {
-    let alarm = seen.alarms.first().or(seen.found.mismatch.as_ref())?;
+    let found = &seen.found;
+    let alarm = (seen.alarms.first()).or(found.mismatch.as_ref()).or(found.length.as_ref())?;
     Some((Event::Hold, format!("a monitor rings: {alarm}")))
 }
 
@@ -253,6 +256,7 @@ mod tests {
             not_worse,
             better,
             mismatch: None,
+            length: None,
             summary: "what is known".into(),
         }
     }
@@ -309,6 +313,15 @@ mod tests {
         let mut rings = seen(100);
         rings.alarms = vec!["the show rate fell".into()];
         rings.found.better = true;
+        let shorter = Seen {
+            alarms: vec![],
+            found: Found {
+                length: Some("answers are shorter".into()),
+                ..rings.found.clone()
+            },
+            ..rings.clone()
+        };
+        assert_eq!(event(&canary(State::Canary, 4), &shorter), Some(Event::Hold));
         assert_eq!(event(&canary(State::Canary, 4), &rings), Some(Event::Hold));
         assert_eq!(event(&canary(State::Held, 4), &rings), None);
         assert_eq!(event(&canary(State::Paused, 4), &seen(10_000)), None);
