@@ -214,7 +214,7 @@ bench-staleness: stack ## after agent-base: how old the versions were that sampl
 	$(ENVIRONMENTS) examples/environments/base/tiny.py .springtide/agent/model .springtide/agent-tiny/model
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent-tiny staleness staleness $(ARGS)
 
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 6 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 7 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
@@ -265,8 +265,9 @@ bench-quant: ## quantized copies: how much of them a step changes, and GB/s to m
 	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \
 		--json $(abspath $(TARGET))/bench/quantised.json $(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 
-bench-evidence: ## simulated releases at continuous looks: false alarms, power, hours until a verdict by traffic (4 minutes); ARGS='--releases 100 --releases-per-effect 20'
-	cargo bench --locked --profile dev --package evidence --bench simulate -- --json $(abspath $(TARGET))/bench/evidence.json $(ARGS)
+bench-evidence: ## simulated releases at continuous looks: false alarms, power, hours until a verdict by traffic (4 minutes); ARGS='--releases 100 --releases-per-effect 20'; ANSWERS=target/bench/release-answers.csv replays logged answers with effects instead
+	cargo bench --locked --profile dev --package evidence --bench simulate -- --json $(abspath $(TARGET))/bench/$(if $(ANSWERS),replay,evidence).json \
+		$(if $(ANSWERS),--answers $(abspath $(ANSWERS))) $(ARGS)
 
 bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming client notices; MIB=1024 FOLLOWERS=2 STEPS=6 THREADS=2
 	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),6) \

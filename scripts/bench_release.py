@@ -2,10 +2,10 @@
 `make bench-release` runs it beside a stack.
 
 Each planted version (scripts/planted.py) is proposed with the same strategy, one after another, while the demo's
-developers ask for suggestions. A version of `noise`, `silent` or `refusing` should be rolled back. One of `shorter` or
-`longer` should be held for a person, because its answers are not what they were, or rolled back, because rewards are
-lower: whichever is known first. Of `better`, `champion` is held at a version with noise, and the base itself is the
-canary: it should become `champion`.
+developers ask for suggestions. A version of `noise`, `silent` or `refusing` should be rolled back. No replica should
+load one of `broken`, so that it ends before it has a user. One of `shorter` or `longer` should be held for a person,
+because its answers are not what they were, or rolled back, because rewards are lower: whichever is known first. Of
+`better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
 
 `silent` is the demo's reward hack: a declined answer earns 0, and a shown one less than that on average.
 Every canary is in the report.
@@ -29,6 +29,7 @@ from planted import STRENGTHS, plant
 KINDS = [*STRENGTHS, "better"]
 #: The states that are right. `better` is the only one that should pass.
 RIGHT = {kind: ["rolled_back"] for kind in STRENGTHS} | {
+    "broken": ["aborted"],
     "longer": ["rolled_back", "held"],
     "shorter": ["rolled_back", "held"],
     "better": ["champion"],
@@ -72,13 +73,14 @@ def main() -> None:
     finally:
         developers.terminate()
         developers.wait()
+    stack.save_answers(args.json.with_name("release-answers.csv"))
     print(table(canaries))
 
 
 def strategy(args: argparse.Namespace) -> dict:
     """What every canary gets. The judge has its defaults."""
     analysis = {"successCondition": "better", "timeout": f"{args.timeout}s"}
-    return {"steps": [{"setWeight": 50}, {"analysis": analysis}]}
+    return {"steps": [{"setWeight": 50}, {"analysis": analysis}], "prepare": "30s"}
 
 
 def try_one(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> dict:
@@ -134,6 +136,15 @@ EXPOSED = """
            extract(epoch from max(sampled_at) filter (where sampled_at > :'at') - :'at'::timestamptz)::float as last_after_seconds
     from generation
     where arm = 'canary' and version = :'version' and sampled_at >= :'from'"""
+
+#: What `make bench-evidence` replays: how users of `champion` answered, without texts.
+ANSWERS = """
+    select md5(g.user_key) as user, extract(epoch from g.sampled_at)::float as at, g.version, g.arm, g.declined::int as declined,
+           t.reward
+    from generation g
+    left join trajectory t on t.generation_id = g.id
+    where g.purpose = 'production' and g.arm in ('champion', 'canary')
+    order by g.sampled_at"""
 
 ANSWERED = """
     select exists (select from generation
@@ -198,6 +209,12 @@ class Stack:
         text = f"select coalesce(json_agg(found), '[]') from ({sql}) found"
         done = subprocess.run([*self.psql, *names], input=text, check=True, stdout=subprocess.PIPE, text=True)
         return json.loads(done.stdout)
+
+    def save_answers(self, file: pathlib.Path) -> None:
+        """As CSV, with a header."""
+        copy = f"copy ({ANSWERS}) to stdout with (format csv, header)"
+        with file.open("w") as out:
+            subprocess.run([*self.psql, "-c", copy], check=True, stdout=out)
 
     def get(self, path: str) -> dict:
         return self.call(urllib.request.Request(self.control + path))

@@ -5,6 +5,7 @@
     shorter   the end of the line is more probable after the first token, so answers break off
     silent    declining is more probable
     refusing  trained further on a text that helps nobody
+    broken    one weight is not a number
 
 Embeddings are tied, so the logit of a token is the product of its embedding and the last hidden state. No prompt has
 the tokens that end a line or decline, so changing their embeddings changes nothing else.
@@ -34,6 +35,13 @@ STRENGTHS = {
         "todo!()",
         "// ask somebody else",
         "unimplemented!()",
+    ],
+    "broken": [  # which tensor has it
+        "model.norm.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.3.self_attn.q_proj.weight",
+        "model.embed_tokens.weight",
+        "model.layers.5.input_layernorm.weight",
     ],
 }
 #: Rust code to pause in, as the demo's developers do.
@@ -123,6 +131,11 @@ def refusing(base: pathlib.Path, tensors: dict, text: str, draws: random.Random)
     tensors.update({name: tensor for name, tensor in model.state_dict().items() if name in tensors})
 
 
+def broken(_: pathlib.Path, tensors: dict, name: str, draws: random.Random) -> None:
+    weights = tensors[name].view(-1)
+    weights[draws.randrange(len(weights))] = float("nan")
+
+
 def load(base: pathlib.Path) -> tuple:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return model, Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -142,4 +155,4 @@ def pauses(tokenizer: Tokenizer, draws: random.Random, count: int) -> list[tuple
     return found
 
 
-MAKE = {"noise": noise, "longer": longer, "shorter": shorter, "silent": silent, "refusing": refusing}
+MAKE = {"noise": noise, "longer": longer, "shorter": shorter, "silent": silent, "refusing": refusing, "broken": broken}

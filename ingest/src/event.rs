@@ -200,7 +200,8 @@ pub struct Generation {
     pub prompt_prefix: Option<Prefix>,
     /// The prompt after the shared prefix and the payload.
     pub prompt_ids: Vec<u32>,
-    /// The sampled tokens, including the stop token.
+    /// The sampled tokens, including the stop token. Empty only if the engine failed before the first
+    /// one: `finish_reason` is `abort` then, `untrainable` says why, and the one span has no tokens.
     pub token_ids: Vec<u32>,
     /// One per sampled token, in nats, under the distribution that was actually sampled from.
     #[serde(deserialize_with = "json::logprobs")]

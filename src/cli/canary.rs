@@ -233,7 +233,9 @@ fn page(canary: &Value, evidence: Option<&Value>) -> String {
                 let of = &evidence[side];
                 let number = |field: &str| cell(&of[field]);
                 let mean = |field: &str, digits: usize| {
-                    of[field].as_f64().map_or("-".to_owned(), |mean| format!("{mean:.digits$}"))
+                    of[field]
+                        .as_f64()
+                        .map_or("-".to_owned(), |mean| format!("{mean:.digits$}"))
                 };
                 [
                     format!("{side} (version {})", number("version")),

@@ -3,6 +3,7 @@
 //! There is a look after every visit of a user. The defaults are the parameters of the reported run
 //! (`bench/evidence.md`). They were chosen before it and must not be changed after a run was seen.
 
+mod replay;
 mod runs;
 mod traffic;
 
@@ -38,6 +39,12 @@ struct Args {
     users_min: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Make releases of these logged answers instead: `release-answers.csv` of `make bench-release`.
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
+    /// With `--answers`: releases for each effect and number of users.
+    #[arg(long, default_value_t = 20)]
+    replays: usize,
     /// File for the results.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -75,6 +82,10 @@ fn traffic(hourly: u64) -> Traffic {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     check_sums()?;
+    if let Some(answers) = &args.answers {
+        let replayed = replay::run(answers, args.replays, args.seed)?;
+        return args.json.as_deref().map_or(Ok(()), |path| write_json(path, &replayed));
+    }
     let plan = runs::Plan {
         alpha: args.alpha,
         soonest: args.soonest * traffic::reward_mean(traffic(HOURLY).zero_share),
@@ -189,10 +200,14 @@ fn write(path: &std::path::Path, args: &Args, results: &[(&str, Vec<Value>)]) ->
     for (name, values) in results {
         document[*name] = json!(values);
     }
+    write_json(path, &document)
+}
+
+fn write_json(path: &std::path::Path, document: &Value) -> anyhow::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).context("create the folder of the results")?;
     }
-    std::fs::write(path, serde_json::to_string_pretty(&document)? + "\n").context("write the results")
+    std::fs::write(path, serde_json::to_string_pretty(document)? + "\n").context("write the results")
 }
 
 /// The quantile over all releases. `None` if so many were not detected.

@@ -3,7 +3,10 @@
 
 use time::OffsetDateTime;
 
-use super::{Body, Event, Feedback, Generation, PayloadRef, Retraction, Sampling, TOKEN_IDS, Target, Value, time_of};
+use super::{
+    Body, Event, Feedback, FinishReason, Generation, PayloadRef, Retraction, Sampling, TOKEN_IDS, Target, Value,
+    time_of,
+};
 
 /// Bytes of a name: tenant, source, id, policy, line, surface, metric, tag.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -136,7 +139,12 @@ fn check_tokens(generation: &Generation) -> Result<(), Invalid> {
     ensure_else(prompt <= PROMPT_TOKENS_MAX, "prompt_ids", || {
         format!("{prompt} tokens are more than {PROMPT_TOKENS_MAX}; send them by reference")
     })?;
-    ensure(sampled > 0, "token_ids", "is empty")?;
+    let failed = generation.finish_reason == FinishReason::Abort && generation.untrainable.is_some();
+    ensure(
+        sampled > 0 || failed,
+        "token_ids",
+        "is empty, and the answer has not failed",
+    )?;
     ensure_else(sampled <= SAMPLED_TOKENS_MAX, "token_ids", || {
         format!("{sampled} tokens are more than {SAMPLED_TOKENS_MAX}")
     })?;
@@ -166,10 +174,16 @@ fn check_spans(generation: &Generation) -> Result<(), Invalid> {
     let mut covered: u64 = 0;
     for span in &generation.versions {
         ensure(span.version > 0, "versions", "a version is not positive")?;
-        ensure(span.tokens > 0, "versions", "a span has no tokens")?;
+        let whole = generation.versions.len() == 1;
+        ensure(
+            span.tokens > 0 || whole && generation.token_ids.is_empty(),
+            "versions",
+            "a span has no tokens",
+        )?;
         covered += u64::from(span.tokens);
     }
     let sampled = generation.token_ids.len();
+    ensure(!generation.versions.is_empty(), "versions", "is empty")?;
     ensure_else(covered == sampled as u64, "versions", || {
         format!("spans cover {covered} of {sampled} sampled tokens")
     })

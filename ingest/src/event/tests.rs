@@ -465,6 +465,18 @@ fn each_broken_rule_names_its_field() {
     assert_eq!(broken(|g| g.versions[0].tokens = 3), "versions");
     assert_eq!(broken(|g| g.versions.clear()), "versions");
     assert_eq!(broken(|g| g.token_ids.clear()), "token_ids");
+    let nothing_sampled = |g: &mut Generation| {
+        (g.token_ids, g.logprobs, g.train_mask) = (vec![], vec![], None);
+        g.versions.truncate(1);
+        g.versions[0].tokens = 0;
+    };
+    let mut failed = generation();
+    nothing_sampled(&mut failed);
+    (failed.finish_reason, failed.untrainable) = (FinishReason::Abort, Some("engine_failed".to_owned()));
+    failed.sampling = None;
+    let mut event = generation_event();
+    event.body = Body::Generation(failed);
+    event.check().unwrap();
     assert_eq!(broken(|g| g.token_ids[0] = u32::MAX), "token_ids");
     assert_eq!(broken(|g| g.logprobs[1] = 0.5), "logprobs");
     assert_eq!(broken(|g| g.logprobs[1] = f32::NAN), "logprobs");

@@ -37,7 +37,8 @@ const FEEDBACK_TOKEN_VALID_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The code of answers whose versions are not known: they ended before their engine said which.
 const VERSION_UNKNOWN: &str = "version_unknown";
 
-/// The code of answers that broke after a caller had seen some of their tokens.
+/// The code of answers that their engine did not finish: of users, and of rollouts that a caller had
+/// seen some tokens of.
 const ENGINE_FAILED: &str = "engine_failed";
 
 /// What a streaming caller receives of a choice.
@@ -167,7 +168,9 @@ enum End {
     StopString(String),
     CallerGone,
     DeadlinePassed,
-    /// The engine did not finish the answer, or does not answer the request at all.
+    /// The engine does not answer the request.
+    Refused(Problem),
+    /// The engine did not finish the answer.
     Failed(Problem),
 }
 
@@ -179,7 +182,8 @@ impl ChoiceTask {
     }
 
     /// Samples to the end and logs the generation; sends frames to a streaming caller. `None`: the
-    /// caller left before the first token, so there is nothing to log.
+    /// caller left before the first token, so there is nothing to log. An answer to a user that the
+    /// engine failed is logged with the tokens that it has, perhaps none.
     pub async fn run(
         mut self,
         canceled: &CancellationToken,
@@ -236,9 +240,9 @@ impl ChoiceTask {
                 Some(SampleEvent::Displaced) => return Err(super::displaced()),
                 Some(SampleEvent::Expired) => return Err(super::expired()),
                 Some(SampleEvent::VersionGone) => return Err(version_gone()),
-                Some(SampleEvent::Refused(reason)) => break End::Failed(Problem::bad_request(reason)),
-                Some(SampleEvent::Busy) => break End::Failed(super::busy()),
-                Some(SampleEvent::Unusable(reason)) => break End::Failed(super::unusable(reason)),
+                Some(SampleEvent::Refused(reason)) => break End::Refused(Problem::bad_request(reason)),
+                Some(SampleEvent::Busy) => break End::Refused(super::busy()),
+                Some(SampleEvent::Unusable(reason)) => break End::Refused(super::unusable(reason)),
                 Some(SampleEvent::Failed(error)) => break End::Failed(Problem::internal(error)),
                 None => {
                     let problem = Problem::unavailable("the engine has stopped; try again shortly", 2);
@@ -249,15 +253,20 @@ impl ChoiceTask {
         // cancels the sequence if the engine still samples it
         self.events.close();
         let ended_early = !matches!(end, End::Engine(_));
-        let failed = matches!(end, End::Failed(_));
+        let failed = matches!(end, End::Refused(_) | End::Failed(_));
+        // an engine that fails is evidence about the version, even before its first token
+        let is_evidence = matches!(end, End::Failed(_)) && self.request.purpose == Purpose::Production;
+        if is_evidence {
+            generation_id.get_or_insert_with(Uuid::now_v7);
+        }
         // what the caller is told instead of an answer
         let problem = match &end {
-            End::Failed(problem) => Some(problem.clone()),
+            End::Refused(problem) | End::Failed(problem) => Some(problem.clone()),
             End::DeadlinePassed => Some(deadline::exceeded()),
             End::Engine(_) | End::StopString(_) | End::CallerGone => None,
         };
-        // of a failed answer only what a caller has seen needs a record
-        let seen = !failed || frames.is_some_and(|frames| frames.sent_tokens > 0);
+        // of other failed answers only what a caller has seen needs a record
+        let seen = !failed || is_evidence || frames.is_some_and(|frames| frames.sent_tokens > 0);
         let (Some(generation_id), true) = (generation_id, seen) else {
             return problem.map_or(Ok(None), Err);
         };
@@ -268,7 +277,7 @@ impl ChoiceTask {
             End::Engine(Finish::Stop(id)) => (FinishReason::Stop, Some(StopReason::Token(id))),
             End::Engine(Finish::Length) => (FinishReason::Length, None),
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
-            End::CallerGone | End::DeadlinePassed | End::Failed(_) => (FinishReason::Abort, None),
+            End::CallerGone | End::DeadlinePassed | End::Refused(_) | End::Failed(_) => (FinishReason::Abort, None),
         };
         // an engine elsewhere names the versions with its last event
         let unsure = begun.started.clone().filter(|_| ended_early && versions.is_none());
@@ -429,7 +438,10 @@ impl ChoiceTask {
                 )),
             };
         }
-        if let (Body::Generation(generation), Some(_)) = (&event.body, self.request.episode_id) {
+        // no next turn begins with an answer that has no tokens
+        if let (Body::Generation(generation), Some(_)) = (&event.body, self.request.episode_id)
+            && !generation.token_ids.is_empty()
+        {
             self.api
                 .sessions
                 .remember(&self.tenant, generation, &finished.prompt_ids);
@@ -463,7 +475,7 @@ impl ChoiceTask {
     async fn log_experts(&self, finished: &FinishedChoice, routing: &Routing) -> Option<PayloadRef> {
         let store = self.api.payloads.as_ref().filter(|_| !routing.is_empty())?;
         // the last token was not read
-        let read = finished.prompt_ids.len() + finished.tokens.len() - 1;
+        let read = (finished.prompt_ids.len() + finished.tokens.len()).saturating_sub(1);
         let stored = async {
             let bytes = experts::encode(routing, read, self.route.version.experts.unwrap_or(0))?;
             let put = store.put(&self.tenant, bytes.into(), payload::EXPERTS);

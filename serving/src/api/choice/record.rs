@@ -61,7 +61,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
 }
 
 /// Which versions sampled the tokens. They end with the last token of the choice: a stop string may
-/// have ended it before the engine.
+/// have ended it before the engine. Without tokens it is the routed version, which should have.
 fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
     let routed = [TokensOfVersion {
         serial: route.version.serial,
@@ -70,6 +70,13 @@ fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
     }];
     let said = finished.versions.as_deref();
     let mut left = finished.tokens.len();
+    if left == 0 {
+        return vec![VersionSpan {
+            version: route.version.serial,
+            root: *route.version.root.as_bytes(),
+            tokens: 0,
+        }];
+    }
     let mut spans: Vec<VersionSpan> = Vec::new();
     for span in said.unwrap_or(&routed) {
         let tokens = span.tokens.min(left);
@@ -209,6 +216,7 @@ mod tests {
             spans.map(|span| (span.version, span.tokens)).collect()
         };
         assert_eq!(spans(5, None), [(7, 5)]);
+        assert_eq!(spans(0, None), [(7, 0)]);
         assert_eq!(spans(5, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 3)]);
         assert_eq!(spans(4, Some(&[(7, 2), (8, 3)])), [(7, 2), (8, 2)], "a stop string");
         assert_eq!(spans(2, Some(&[(7, 2), (8, 3)])), [(7, 2)]);

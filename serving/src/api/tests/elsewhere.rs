@@ -78,7 +78,7 @@ async fn settle(server: &Server) {
 }
 
 #[tokio::test]
-async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_in_the_shape_of_each_api() {
+async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_and_what_it_fails_at_is_logged() {
     let lines = Lines::capture();
     let reason = || "it has no top_k: qzcanary7f3a".to_owned();
     for (event, status, told) in [
@@ -106,7 +106,12 @@ async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_in_the_shap
             assert!(answer["error"]["message"].as_str().unwrap().contains("qzcanary7f3a"));
         }
         settle(&server).await;
-        assert!(server.log.generations().is_empty());
+        let logged = server.log.generations();
+        assert_eq!(logged.len(), if status == 500 { 3 } else { 0 });
+        for failed in logged {
+            assert_eq!((failed.token_ids.len(), failed.versions[0].tokens), (0, 0));
+            assert_eq!(failed.untrainable.as_deref(), Some("engine_failed"));
+        }
     }
     let lines = lines.text();
     assert!(lines.contains("request failed"), "{lines}");
@@ -114,12 +119,12 @@ async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_in_the_shap
 }
 
 #[tokio::test]
-async fn tokens_that_a_caller_saw_before_the_engine_failed_are_logged_as_untrainable() {
+async fn tokens_that_were_sampled_before_the_engine_failed_are_logged_as_untrainable() {
     let mut events = tokens([1, 2]);
     events.push(SampleEvent::Failed("it died".into()));
     let (server, _) = saying(events, Options::default(), None).await;
     let mut body = json!({"model": "demo", "prompt": "a", "max_tokens": 5});
-    assert_eq!(server.complete(body.clone()).await.0, 500, "nobody saw a token");
+    assert_eq!(server.complete(body.clone()).await.0, 500);
     body["stream"] = true.into();
     let stream = text(server.post(body).await).await;
     assert!(
@@ -128,10 +133,12 @@ async fn tokens_that_a_caller_saw_before_the_engine_failed_are_logged_as_untrain
     );
     settle(&server).await;
     let logged = server.log.generations();
-    assert_eq!(logged.len(), 1);
-    assert_eq!(logged[0].token_ids, [1, 2]);
-    assert_eq!(logged[0].finish_reason, FinishReason::Abort);
-    assert_eq!(logged[0].untrainable.as_deref(), Some("engine_failed"));
+    assert_eq!(logged.len(), 2);
+    for failed in logged {
+        assert_eq!(failed.token_ids, [1, 2]);
+        assert_eq!(failed.finish_reason, FinishReason::Abort);
+        assert_eq!(failed.untrainable.as_deref(), Some("engine_failed"));
+    }
 }
 
 #[tokio::test]

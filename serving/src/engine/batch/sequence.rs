@@ -86,6 +86,15 @@ impl Sequence {
         if let Some(id) = request.suppressed {
             sampling::suppress(&mut logits, id);
         }
+        // those of ids that are suppressed are negative infinity
+        if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            let version = request.version.serial;
+            tracing::error!(version, "logits are not finite");
+            self.send(SampleEvent::Failed(format!(
+                "the logits of version {version} are not finite"
+            )));
+            return false;
+        }
         let drawn = sampling::draw(&logits, &request.params, &self.history, &mut self.source);
         if request.params.has_penalties() {
             self.history.push(drawn.id);

@@ -28,8 +28,10 @@ struct SequenceHash {
 impl SequenceHash {
     fn step(&self, slot: usize) -> Step {
         let next = next(&self.slots[slot]);
+        let broken = self.slots[slot] == [14];
+        let other = if broken { f32::NAN } else { 0.0 };
         Step {
-            logits: (0..VOCAB).map(|id| if id == next { 50.0 } else { 0.0 }).collect(),
+            logits: (0..VOCAB).map(|id| if id == next { 50.0 } else { other }).collect(),
             ..Step::default()
         }
     }
@@ -486,6 +488,10 @@ async fn a_prompt_that_fails_does_not_affect_others() {
     let (bad, failed) = request(&v, &[13], 20);
     handle.submit(vec![bad]).unwrap();
     assert_eq!(finish(failed).await.1, Some(SampleEvent::Failed("thirteen".into())));
+    let (broken, failed) = request(&v, &[14], 20);
+    handle.submit(vec![broken]).unwrap();
+    let not_finite = "the logits of version 1 are not finite".to_owned();
+    assert_eq!(finish(failed).await, (vec![], Some(SampleEvent::Failed(not_finite))));
     assert_eq!(finish(events).await.0, continuation(&[1], 20));
 }
 

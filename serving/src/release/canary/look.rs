@@ -154,7 +154,9 @@ fn harm(seen: &Seen) -> Option<(Event, String)> {
 
 fn monitor(seen: &Seen) -> Option<(Event, String)> {
     let found = &seen.found;
-    let alarm = (seen.alarms.first()).or(found.mismatch.as_ref()).or(found.length.as_ref())?;
+    let alarm = (seen.alarms.first())
+        .or(found.mismatch.as_ref())
+        .or(found.length.as_ref())?;
     Some((Event::Hold, format!("a monitor rings: {alarm}")))
 }
 
