@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -139,6 +139,12 @@ schemathesis: stack ## Schemathesis: the OpenAPI document of each role against t
 browser-test: stack ## every page of control in headless Chromium: by keyboard, phone size, dark, axe (npm, 20 MB; needs Node.js 20); SHOTS=docs/images takes screenshots
 	scripts/setup.sh chromium node npm
 	$(SPRINGTIDE) stack test-env -- scripts/browser-test.sh $(SPRINGTIDE) $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql $(SHOTS)
+
+bench-page: stack ## when each page of control is first painted with many answers in the tables, in headless Chromium (10⁷: 12 GB of disk); ROWS=10000000
+	scripts/setup.sh chromium node npm
+	@mkdir -p $(TARGET)/bench
+	ROWS=$(or $(ROWS),10000000) PAINT_JSON=$(abspath $(TARGET))/bench/page.json $(SPRINGTIDE) stack test-env -- scripts/browser-test.sh $(SPRINGTIDE) \
+	  $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql
 
 overload: stack ## ten times what ingest can take, under a memory limit; SECONDS=30 for each of four parts, TIMES=10
 	SPRINGTIDE_OVERLOAD_SECONDS=$(or $(SECONDS),30) SPRINGTIDE_OVERLOAD_TIMES=$(or $(TIMES),10) \

@@ -2,6 +2,8 @@
 # Opens every page of `control` in headless Chromium (tests/browser/pages.mjs). Needs Node.js, npm and Chromium, and an empty
 # Postgres and Kafka. This starts them: springtide stack test-env -- scripts/browser-test.sh …
 # Usage: scripts/browser-test.sh SPRINGTIDE PSQL [FOLDER]   (FOLDER: where screenshots go)
+# With ROWS it adds so many answers (tests/browser/many.sql), measures when each page is first painted (tests/browser/paint.mjs)
+# and writes the figures to PAINT_JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 springtide=$(realpath "$1") psql=$(realpath "$2") folder=-
@@ -18,7 +20,7 @@ stop() {
   rm -rf "$work"
 }
 trap stop EXIT
-cp tests/browser/package.json tests/browser/package-lock.json tests/browser/pages.mjs "$work"
+cp tests/browser/package.json tests/browser/package-lock.json tests/browser/*.mjs "$work"
 (cd "$work" && npm ci --silent --no-audit --no-fund --ignore-scripts)
 
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -30,6 +32,9 @@ export SPRINGTIDE__AUTH__REQUIRED=true SPRINGTIDE__SERVE__API_KEY=unused SPRINGT
 cd "$work" # no springtide.toml there
 "$springtide" migrate >migrate.log 2>&1 || { cat migrate.log >&2; exit 1; }
 "$psql" "$SPRINGTIDE_TEST_POSTGRES" --quiet --set ON_ERROR_STOP=1 --file "$root/tests/browser/data.sql" >/dev/null
+if [ -n "${ROWS:-}" ]; then
+  "$psql" "$SPRINGTIDE_TEST_POSTGRES" --quiet --set ON_ERROR_STOP=1 --set rows="$ROWS" --file "$root/tests/browser/many.sql" >/dev/null
+fi
 key=$("$springtide" key create --role admin --label "Ada, release" | tail -n 1)
 "$springtide" control >control.log 2>&1 &
 pid=$!
@@ -38,6 +43,10 @@ for _ in $(seq 300); do
   kill -0 "$pid" 2>/dev/null || break
   sleep 0.1
 done
+if [ -n "${ROWS:-}" ]; then
+  node paint.mjs "http://127.0.0.1:$port" "$key" "$chromium" "$ROWS" "${PAINT_JSON:?}"
+  exit
+fi
 node pages.mjs "http://127.0.0.1:$port" "$key" "$chromium" "$folder" || { tail -n 20 control.log >&2; exit 1; }
 if grep -q "$key" control.log; then
   echo "the key is in the log" >&2

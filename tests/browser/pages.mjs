@@ -4,26 +4,10 @@
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
-import { chromium } from "playwright-core";
+import { CANARY, PAGES, launch, logInWith } from "./site.mjs";
 
 const [url, key, executablePath, folder] = process.argv.slice(2);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const CANARY = "01990000-0000-7000-8000-0000000000c2";
-const PAGES = {
-  now: "/",
-  releases: "/releases",
-  canary: `/releases/${CANARY}`,
-  versions: "/versions",
-  version: "/versions/41",
-  learning: "/learning",
-  trajectories: "/trajectories",
-  runs: "/runs",
-  tide: "/tide",
-  fleet: "/fleet",
-  feedback: "/feedback",
-  ledger: "/ledger",
-  keys: "/keys",
-};
 // Those in the documentation: name, page, phone or desktop, color scheme.
 const SHOTS = [
   ["now", "now", "desktop", "light"],
@@ -35,11 +19,7 @@ const SHOTS = [
 ];
 const SIZES = { desktop: { width: 1200, height: 900 }, phone: { width: 360, height: 740 } };
 
-const browser = await chromium.launch({
-  executablePath,
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync"],
-});
+const browser = await launch(executablePath);
 const results = [];
 const check = async (what, run) => {
   try {
@@ -65,13 +45,7 @@ const open = async (options) => {
   });
   return page;
 };
-const logIn = async (page, next = "/") => {
-  await page.goto(url + next);
-  if (new URL(page.url()).pathname !== "/login") return;
-  await page.fill("#key", key);
-  await page.keyboard.press("Enter");
-  await page.waitForURL((at) => at.pathname !== "/login");
-};
+const logIn = (page, next = "/") => logInWith(page, url, key, next);
 // Asks again until it is so. (Playwright's own way needs `eval`, which the policy of the page forbids.)
 const until = async (page, holds, seconds = 20) => {
   for (const end = Date.now() + 1000 * seconds; Date.now() < end; ) {
