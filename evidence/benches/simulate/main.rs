@@ -92,27 +92,26 @@ fn main() -> anyhow::Result<()> {
         users_min: args.users_min,
     };
 
-    let mut alarms = Vec::new();
-    println!(
-        "Equal arms: {} releases, {} requests each\n",
+    let requests = HOURLY * args.hours;
+    println!("Equal arms: {} releases, {requests} requests each\n", args.releases);
+    let alarms = alarms_of(runs::false_alarms(
+        &plan,
+        traffic(HOURLY),
+        requests,
         args.releases,
-        HOURLY * args.hours
+        args.seed,
+    )?);
+    println!(
+        "\nEqual arms in steps: {} releases, {requests} requests each\n",
+        args.releases
     );
-    println!("| alarm | nominal | releases with it | 95% interval |\n|---|---|---|---|");
-    for kind in runs::false_alarms(&plan, traffic(HOURLY), HOURLY * args.hours, args.releases, args.seed)? {
-        let [low, high] = kind.wilson();
-        let nominal = kind
-            .nominal
-            .map_or("none".to_owned(), |nominal| format!("{:.1}%", 100.0 * nominal));
-        let share = 100.0 * kind.count as f64 / kind.releases as f64;
-        println!(
-            "| {} | {nominal} | {share:.1}% | {:.1}% to {:.1}% |",
-            kind.name,
-            100.0 * low,
-            100.0 * high
-        );
-        alarms.push(json!({"name": kind.name, "nominal": kind.nominal, "count": kind.count, "wilson95": [low, high]}));
-    }
+    let stepped = alarms_of(runs::false_alarms_in_steps(
+        &plan,
+        traffic(HOURLY),
+        requests,
+        args.releases,
+        args.seed,
+    )?);
 
     let mut detections = Vec::new();
     println!(
@@ -182,12 +181,33 @@ fn main() -> anyhow::Result<()> {
             &args,
             &[
                 ("false_alarms", alarms),
+                ("false_alarms_in_steps", stepped),
                 ("detections", detections),
                 ("failures", failures),
             ],
         ),
         None => Ok(()),
     }
+}
+
+/// Prints the table. Returns its rows.
+fn alarms_of(kinds: Vec<runs::Kind>) -> Vec<Value> {
+    println!("| alarm | nominal | releases with it | 95% interval |\n|---|---|---|---|");
+    let row = |kind: runs::Kind| {
+        let [low, high] = kind.wilson();
+        let nominal = kind
+            .nominal
+            .map_or("none".to_owned(), |nominal| format!("{:.1}%", 100.0 * nominal));
+        let share = 100.0 * kind.count as f64 / kind.releases as f64;
+        println!(
+            "| {} | {nominal} | {share:.1}% | {:.1}% to {:.1}% |",
+            kind.name,
+            100.0 * low,
+            100.0 * high
+        );
+        json!({"name": kind.name, "nominal": kind.nominal, "count": kind.count, "wilson95": [low, high]})
+    };
+    kinds.into_iter().map(row).collect()
 }
 
 fn write(path: &std::path::Path, args: &Args, results: &[(&str, Vec<Value>)]) -> anyhow::Result<()> {

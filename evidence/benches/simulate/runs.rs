@@ -1,12 +1,13 @@
 //! Many simulated releases, counted.
 
-use evidence::Estimate;
 use evidence::rates::{self, Arm, Rates};
 use evidence::ratio::{self, SampleRatio};
 use evidence::sequence::{Design, Sides};
 use evidence::verdict::{Goal, Margins, Rule, Verdict};
+use evidence::{Clusters, Estimate};
 
 use crate::traffic::{Release, Sums, Traffic};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// The design of every release.
 pub struct Plan {
@@ -150,6 +151,59 @@ pub fn false_alarms(
     Ok(kinds)
 }
 
+/// The candidate's shares of a release in steps. Users who have it keep it.
+const STEPS: [f64; 3] = [0.1, 0.25, 0.5];
+/// Looks at such a release visit every user, so there are fewer.
+const LOOKS_OF_STEPS: u64 = 144;
+
+/// Releases whose arms are equal and whose candidate gets more users from step to step, as canaries do.
+pub fn false_alarms_in_steps(
+    plan: &Plan,
+    traffic: Traffic,
+    requests: u64,
+    releases: u64,
+    seed: u64,
+) -> anyhow::Result<Vec<Kind>> {
+    let design = Design::new(plan.alpha, Sides::Both, plan.soonest, plan.users_min)?;
+    let mut kinds = vec![
+        Kind::new("difference over three steps, two-sided", Some(plan.alpha)),
+        Kind::new("superior", Some(plan.alpha / 2.0)),
+        Kind::new("harmful", Some(plan.alpha / 2.0)),
+    ];
+    for index in 0..releases {
+        let seed = seed.wrapping_mul(5_000_011).wrapping_add(index);
+        let mut release = Release::new(traffic, 0.0, seed);
+        let mut draws = StdRng::seed_from_u64(seed);
+        // a user is in the candidate from the step on whose share is above this
+        let users: Vec<f64> = (0..traffic.users).map(|_| draws.random()).collect();
+        let mut periods: Vec<[Clusters<usize>; 2]> = Vec::new();
+        let (mut sent, mut looks, mut seen) = (0, 0, [false; 2]);
+        while sent < requests {
+            let step = (sent * STEPS.len() as u64 / requests) as usize;
+            let visit = release.visit();
+            sent += visit.rewards.len() as u64;
+            periods.resize_with(step + 1, Default::default);
+            let side = usize::from(users[visit.user] >= STEPS[step]);
+            for reward in visit.rewards {
+                periods[step][side].add(visit.user, reward);
+            }
+            if sent * LOOKS_OF_STEPS / requests == looks {
+                continue;
+            }
+            looks = sent * LOOKS_OF_STEPS / requests;
+            if let Ok(bounds) = design.across(&periods, Clusters::estimate) {
+                seen[0] |= bounds.low > 0.0;
+                seen[1] |= bounds.high < 0.0;
+            }
+        }
+        for (kind, seen) in kinds.iter_mut().zip([seen[0] || seen[1], seen[0], seen[1]]) {
+            kind.count += u64::from(seen);
+            kind.releases += 1;
+        }
+    }
+    Ok(kinds)
+}
+
 /// When releases with an effect were decided.
 pub struct Detections {
     /// Requests until the right verdict, sorted; of detected releases alone.
@@ -227,7 +281,6 @@ pub fn failures(
     releases: u64,
     seed: u64,
 ) -> anyhow::Result<Vec<f64>> {
-    use rand::{Rng, SeedableRng, rngs::StdRng};
     let mut requests = Vec::new();
     for index in 0..releases {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(3_000_017).wrapping_add(index));
