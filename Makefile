@@ -28,8 +28,8 @@ help: ## show this
 
 # --- the two commands ---
 
-up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB)
-	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) up --demo $(if $(ARGS),-- $(ARGS))
+up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB); CANARY=1 moves champion by canaries alone (demo/canary.toml)
+	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) $(if $(CANARY),--config demo/canary.toml) up --demo $(if $(ARGS),-- $(ARGS))
 
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
