@@ -137,7 +137,7 @@ EXPOSED = """
     from generation
     where arm = 'canary' and version = :'version' and sampled_at >= :'from'"""
 
-#: What `make bench-evidence` replays: how users of `champion` answered, without texts.
+#: What `make bench-evidence` replays: what users thought of answers, without texts.
 ANSWERS = """
     select md5(g.user_key) as user, extract(epoch from g.sampled_at)::float as at, g.version, g.arm, g.declined::int as declined,
            t.reward

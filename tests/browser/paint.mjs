@@ -1,4 +1,4 @@
-// When each page of control is first painted, in milliseconds from the click on its link, in headless Chromium.
+// When each page of control is first painted in headless Chromium, in milliseconds since it was asked for.
 // Usage: node paint.mjs URL KEY CHROMIUM ROWS FILE   (FILE: where the figures go, as JSON)
 import { writeFileSync } from "node:fs";
 import { PAGES, launch, logInWith } from "./site.mjs";

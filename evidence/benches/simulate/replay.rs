@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Of the mean reward.
+/// Differences of the mean reward, in its units.
 const EFFECTS: [f64; 9] = [-0.1, -0.05, -0.03, -0.02, 0.0, 0.02, 0.03, 0.05, 0.1];
 /// Users are drawn so often as the log has them.
 const SCALES: [usize; 3] = [1, 10, 100];

@@ -153,7 +153,7 @@ pub fn false_alarms(
 
 /// The candidate's shares of a release in steps. Users who have it keep it.
 const STEPS: [f64; 3] = [0.1, 0.25, 0.5];
-/// Looks at such a release visit every user, so there are fewer.
+/// Looks at such a release. Each reads every user, so there are few.
 const LOOKS_OF_STEPS: u64 = 144;
 
 /// Releases whose arms are equal and whose candidate gets more users from step to step, as canaries do.

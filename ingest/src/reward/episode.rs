@@ -106,6 +106,16 @@ pub(crate) fn divide(
     }
 }
 
+/// The turns in which the policy said something. In the others the engine failed before the first
+/// token, so they are no part of what the session is rewarded for.
+fn sampled(turns: &[Turn]) -> impl Iterator<Item = &Turn> {
+    turns.iter().filter(|turn| turn.closing.tokens > 0)
+}
+
+fn all_declined(turns: &[Turn]) -> bool {
+    sampled(turns).next().is_some() && sampled(turns).all(|turn| turn.closing.declined)
+}
+
 /// Why these turns have no reward, whatever the feedback.
 pub(crate) fn barred(turns: &[Turn]) -> Option<&'static str> {
     let differ = |kind: fn(&Turn) -> (&str, Purpose, Option<Uuid>)| {
@@ -138,7 +148,7 @@ pub(crate) fn barred(turns: &[Turn]) -> Option<&'static str> {
         ),
         (
             NOT_SHOWN,
-            is_production && turns.iter().all(nobody_saw) && !turns.iter().all(|turn| turn.closing.declined),
+            is_production && turns.iter().all(nobody_saw) && !all_declined(turns),
         ),
     ];
     checks.into_iter().find_map(|(code, applies)| applies.then_some(code))
@@ -201,7 +211,7 @@ impl<'a> Scoring<'a> {
         });
         self.is_retracted |= is_retracted;
         let (counting, _) = counting(signals, self.closes_at, |_| true);
-        if let Some(expression) = &self.rule.turn_expression {
+        if let Some(expression) = self.rule.turn_expression.as_ref().filter(|_| turn.closing.tokens > 0) {
             let read: Vec<&Signal> = counting
                 .iter()
                 .filter(|signal| expression.reads(&signal.metric))
@@ -231,7 +241,6 @@ impl<'a> Scoring<'a> {
             return censored("reward_error");
         }
         let definition = &self.rule.definition;
-        let all_declined = self.turns.iter().all(|turn| turn.closing.declined);
         let rewarded = match &self.rule.expression {
             Some(expression) => {
                 let counting: Vec<&Signal> = self.counting.iter().collect();
@@ -241,7 +250,7 @@ impl<'a> Scoring<'a> {
                     Err(_) => return censored("reward_error"),
                 }
             }
-            None => match (all_declined, definition.decline) {
+            None => match (all_declined(self.turns), definition.decline) {
                 (true, Some(reward)) => Some((reward, "decline", None)),
                 _ => self.counting.iter().find_map(|signal| {
                     let (reward, name) = definition.reward_of(&signal.value)?;
@@ -264,9 +273,10 @@ impl<'a> Scoring<'a> {
     }
 
     fn facts(&self) -> EpisodeFacts {
-        let segments: BTreeSet<i32> = self.turns.iter().map(|turn| turn.segment).collect();
-        let begun = self.turns.iter().map(|turn| turn.sampled_at).min();
-        let last = self.turns.iter().map(|turn| turn.closing.starts_at).max();
+        let sampled = || sampled(self.turns);
+        let segments: BTreeSet<i32> = sampled().map(|turn| turn.segment).collect();
+        let begun = sampled().map(|turn| turn.sampled_at).min();
+        let last = sampled().map(|turn| turn.closing.starts_at).max();
         let mut of_turns: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for values in &self.values {
             for (metric, value) in values {
@@ -274,16 +284,15 @@ impl<'a> Scoring<'a> {
             }
         }
         EpisodeFacts {
-            turns: self.turns.len(),
+            turns: sampled().count(),
             segments: segments.len(),
-            tokens: self.turns.iter().map(|turn| u64::from(turn.closing.tokens)).sum(),
+            tokens: sampled().map(|turn| u64::from(turn.closing.tokens)).sum(),
             seconds: begun
                 .zip(last)
                 .map_or(0.0, |(begun, last)| (last - begun).as_seconds_f64()),
             ended: self.ended,
-            declined: self.turns.iter().all(|turn| turn.closing.declined),
-            finish_reason: self
-                .turns
+            declined: all_declined(self.turns),
+            finish_reason: sampled()
                 .last()
                 .map_or_else(String::new, |turn| turn.closing.finish_reason.clone()),
             of_turns,

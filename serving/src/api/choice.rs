@@ -242,7 +242,7 @@ impl ChoiceTask {
                 Some(SampleEvent::VersionGone) => return Err(version_gone()),
                 Some(SampleEvent::Refused(reason)) => break End::Refused(Problem::bad_request(reason)),
                 Some(SampleEvent::Busy) => break End::Refused(super::busy()),
-                Some(SampleEvent::Unusable(reason)) => break End::Refused(super::unusable(reason)),
+                Some(SampleEvent::Unusable(reason)) => break End::Failed(super::unusable(reason)),
                 Some(SampleEvent::Failed(error)) => break End::Failed(Problem::internal(error)),
                 None => {
                     let problem = Problem::unavailable("the engine has stopped; try again shortly", 2);

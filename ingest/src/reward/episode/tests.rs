@@ -212,6 +212,26 @@ fn an_episode_is_a_decline_if_every_turn_was() {
 }
 
 #[test]
+fn a_turn_at_which_the_engine_failed_is_no_part_of_what_a_session_is_rewarded_for() {
+    let mut turns = [turn(0, 0), turn(1, 500), turn(2, 600)];
+    let failed = &mut turns[2].closing;
+    (failed.tokens, failed.shown) = (0, Some(false));
+    failed.finish_reason = "abort".to_owned();
+    let definition = |reward: &str| Definition {
+        reward: Some(reward.to_owned()),
+        ..session()
+    };
+    let score_of = |reward| score(definition(reward), &turns, &[], &[]).0;
+    assert_eq!(score_of("turns"), "2 expression ");
+    assert_eq!(score_of("finish_reason == 'abort' ? 1.0 : 0.5"), "0.5 expression ");
+    for declined in &mut turns[..2] {
+        declined.closing.declined = true;
+    }
+    assert_eq!(barred(&turns), None, "the policy declined where it could");
+    assert_eq!(barred(&turns[2..]), Some("not_shown"));
+}
+
+#[test]
 fn an_expression_sees_the_first_value_of_each_turn_in_the_order_of_the_session() {
     let definition = |reward: &str| Definition {
         reward: Some(reward.to_owned()),

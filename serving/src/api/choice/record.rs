@@ -61,7 +61,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
 }
 
 /// Which versions sampled the tokens. They end with the last token of the choice: a stop string may
-/// have ended it before the engine. Without tokens it is the routed version, which should have.
+/// have ended it before the engine. Without tokens it is the version that the request was routed to.
 fn spans(finished: &FinishedChoice, route: &Route) -> Vec<VersionSpan> {
     let routed = [TokensOfVersion {
         serial: route.version.serial,

@@ -89,7 +89,6 @@ impl Sequence {
         // those of ids that are suppressed are negative infinity
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             let version = request.version.serial;
-            tracing::error!(version, "logits are not finite");
             self.send(SampleEvent::Failed(format!(
                 "the logits of version {version} are not finite"
             )));

@@ -23,10 +23,8 @@ pub use super::look::Found;
 /// How much more often a version may decline, or users may hang up, as a share of the answers. More is
 /// harm, whatever the rewards are: those come later.
 const GUARD_MARGIN: f64 = 0.2;
-/// How much longer or shorter the answers may be that are not declined, as a share of `champion`'s. More
-/// is no harm by itself, but rewards then say something else than before: short answers are easily
-/// accepted.
-const LENGTH_MARGIN: f64 = 0.3;
+/// The difference of mean lengths that is seen soonest, in tokens. It does not depend on what was seen.
+const LENGTH_EFFECT: f64 = 5.0;
 /// How many more of the first answers must be aborted, as a share, that it counts as harm: every version
 /// differs a little, and with many users a test shows it.
 const FAILURES_MARGIN: f64 = 0.02;
@@ -50,7 +48,7 @@ pub struct Evidence {
     pub aborted: Option<Bounds>,
     /// Share of answers that took longer than `judge.slowMs`, likewise.
     pub slow: Option<Bounds>,
-    /// Mean length of the answers that are not declined, in tokens, likewise.
+    /// Mean length of the answers that are whole and not declined, in tokens, likewise.
     pub length: Option<Bounds>,
     /// Of each user's first answer alone, so that it says something after few.
     pub failures: Failures,
@@ -73,7 +71,7 @@ pub struct Side {
     pub aborted: i64,
     /// They took longer than `judge.slowMs`.
     pub slow: i64,
-    /// Of an answer that is not declined. Null: there is none.
+    /// Of the answers that are whole and not declined. Null: there is none.
     pub mean_tokens: Option<f64>,
     /// Closed without a reward.
     pub unscored: i64,
@@ -102,6 +100,8 @@ struct Row {
     declined: i64,
     aborted: i64,
     slow: i64,
+    /// Answers that are whole and not declined, and their tokens.
+    whole: i64,
     tokens: i64,
     rewarded: i64,
     unscored: i64,
@@ -181,28 +181,22 @@ impl Evidence {
             |rewards| rewards.estimate(),
             |row| (row.reward, row.rewarded as f64),
         );
-        let champion = side(rows, false, control);
-        let length = champion.mean_tokens.and_then(|tokens| {
-            let lengths = Judge {
-                effect: LENGTH_MARGIN * tokens,
-                ..guard
-            };
-            let of = |row: &Row| (row.tokens as f64, (row.answers - row.declined) as f64);
-            difference(rows, &lengths, |shown| shown.estimate(), of).ok()
-        });
         let mut evidence = Evidence {
             canary: side(rows, true, canary.version),
-            champion,
+            champion: side(rows, false, control),
             reward: reward.ok(),
             declined: of_answers(|row| row.declined).ok(),
             aborted: of_answers(|row| row.aborted).ok(),
             slow: judge.slow_ms.and_then(|_| of_answers(|row| row.slow).ok()),
-            length,
+            length: lengths(rows, &guard, 0.0),
             failures: failures(rows, shares, guard.alpha),
             sample_ratio_p: sample_ratio(rows, shares),
             found: Found::default(),
         };
-        evidence.found = evidence.conclude(judge, reward);
+        evidence.found = Found {
+            length: evidence.length_changed(rows, &guard),
+            ..evidence.conclude(judge, reward)
+        };
         evidence
     }
 
@@ -244,7 +238,7 @@ impl Evidence {
             }),
             not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
             better: strict.verdict == Verdict::Superior,
-            length: self.length_changed(&versions),
+            length: None,
             mismatch: (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
                 format!(
                     "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the \
@@ -256,20 +250,41 @@ impl Evidence {
         }
     }
 
-    /// In words, if answers are longer or shorter by more than [`LENGTH_MARGIN`].
-    fn length_changed(&self, versions: &str) -> Option<String> {
-        let (bounds, tokens) = (self.length?, self.champion.mean_tokens?);
-        let (low, high) = (bounds.low / tokens, bounds.high / tokens);
-        let what = match () {
-            () if low > LENGTH_MARGIN => format!("{low:.2} or more longer"),
-            () if high < -LENGTH_MARGIN => format!("{:.2} or more shorter", -high),
-            () => return None,
+    /// In words, if answers are longer or shorter by more than `judge.lengthMargin`.
+    fn length_changed(&self, rows: &[Row], judge: &Judge) -> Option<String> {
+        let margin = judge.length_margin;
+        let what = if lengths(rows, judge, margin).is_some_and(|beside_longer| beside_longer.low > 0.0) {
+            "longer"
+        } else if margin < 1.0 && lengths(rows, judge, -margin).is_some_and(|beside_shorter| beside_shorter.high < 0.0)
+        {
+            "shorter"
+        } else {
+            return None;
         };
+        let mean = |side: &Side| side.mean_tokens.unwrap_or_default();
         Some(format!(
-            "{versions}: answers are a share of {what}, and {LENGTH_MARGIN} is the limit, so their rewards may not mean \
-             the same"
+            "version {} beside version {}: answers are more than {:.0}% {what}, {:.1} tokens on average and not {:.1}, so \
+             their rewards may not mean the same",
+            self.canary.version,
+            self.champion.version,
+            100.0 * margin,
+            mean(&self.canary),
+            mean(&self.champion)
         ))
     }
+}
+
+/// Canary less champion of the mean length, if `champion`'s answers were longer by this share.
+fn lengths(rows: &[Row], judge: &Judge, longer: f64) -> Option<Bounds> {
+    let judge = Judge {
+        effect: LENGTH_EFFECT,
+        ..*judge
+    };
+    let of = |row: &Row| {
+        let scale = if row.is_canary { 1.0 } else { 1.0 + longer };
+        (scale * row.tokens as f64, row.whole as f64)
+    };
+    difference(rows, &judge, |whole| whole.estimate(), of).ok()
 }
 
 /// `None`: the margins are out of range, which [`Strategy::check`](super::Strategy::check) refuses.
@@ -357,7 +372,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
     let sum = |of: fn(&Row) -> i64| of_side().map(of).sum::<i64>();
     let rewarded = sum(|row| row.rewarded);
     let reward: f64 = of_side().map(|row| row.reward).sum();
-    let shown = sum(|row| row.answers - row.declined);
+    let whole = sum(|row| row.whole);
     Side {
         version,
         users: of_side().map(|row| &row.user_key).collect::<BTreeSet<_>>().len(),
@@ -367,7 +382,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
         declined: sum(|row| row.declined),
         aborted: sum(|row| row.aborted),
         slow: sum(|row| row.slow),
-        mean_tokens: (shown > 0).then(|| sum(|row| row.tokens) as f64 / shown as f64),
+        mean_tokens: (whole > 0).then(|| sum(|row| row.tokens) as f64 / whole as f64),
         unscored: sum(|row| row.unscored),
     }
 }
@@ -445,6 +460,7 @@ mod tests {
             declined: 0,
             aborted: 0,
             slow: 0,
+            whole: 10,
             tokens: 80 + user % 3,
             rewarded: 10,
             unscored: 0,
@@ -567,11 +583,18 @@ mod tests {
         assert_eq!(of(|row| row.tokens -= 10).length, None);
         let short = of(|row| row.tokens /= 4);
         assert!(short.better && short.harm.is_none(), "{short:?}");
-        assert!(short.length.is_some_and(|length| length.contains("or more shorter")));
+        assert!(
+            short
+                .length
+                .is_some_and(|length| length.contains("more than 30% shorter, 2.0 tokens"))
+        );
         let long = of(|row| row.tokens *= 4);
-        assert!(long.length.is_some_and(|length| length.contains("or more longer")));
+        assert!(
+            long.length
+                .is_some_and(|length| length.contains("more than 30% longer"))
+        );
         // as long as before, and fewer of them
-        let seldom = of(|row| (row.declined, row.tokens) = (2, row.tokens * 8 / 10));
+        let seldom = of(|row| (row.declined, row.whole, row.tokens) = (2, 8, row.tokens * 8 / 10));
         assert_eq!(seldom.length, None);
     }
 

@@ -13,7 +13,9 @@ select g.arm = 'canary' as "is_canary!",
        count(*) filter (where g.declined) as "declined!",
        count(*) filter (where g.finish_reason = 'abort') as "aborted!",
        count(*) filter (where g.finished_at - g.sampled_at > make_interval(secs => $8)) as "slow!",
-       coalesce(sum(sampled.tokens) filter (where not g.declined), 0)::bigint as "tokens!",
+       count(*) filter (where not g.declined and g.finish_reason <> 'abort') as "whole!",
+       coalesce(sum(sampled_tokens(g.version_spans)) filter (where not g.declined and g.finish_reason <> 'abort'), 0)::bigint
+           as "tokens!",
        count(t.reward) as "rewarded!",
        count(t.censor_code) as "unscored!",
        coalesce(sum(t.reward), 0) as "reward!"
@@ -21,7 +23,6 @@ from generation g
 join unnest($4::double precision[]) with ordinality as period (share, number)
      on abs(g.arm_probability - $5 * case when g.arm = 'canary' then period.share else 1 - period.share end) < 1e-5
 left join trajectory t on t.generation_id = g.id
-cross join lateral (select sum((span -> 1)::bigint) as tokens from jsonb_array_elements(g.version_spans) span) sampled
 where g.policy = $1
   and g.purpose = 'production'
   and (g.arm = 'canary' and g.version = $2 or g.arm = 'champion' and g.version = $3)

@@ -106,7 +106,7 @@ pub struct Judge {
     /// The difference that one wants to see soonest, in units of reward. Default: 0.05.
     pub effect: f64,
     /// How often at most a canary that is no worse counts as harm, and one that is no better as better,
-    /// however often it is looked at. The four guards add up to a tenth of it each. Default: 0.05.
+    /// however often it is looked at. The five guards add up to a tenth of it each. Default: 0.05.
     pub alpha: f64,
     /// Users of each side, below which nothing is concluded from rewards. Default: 20.
     pub users_min: u32,
@@ -114,6 +114,9 @@ pub struct Judge {
     /// ones are. Default: none, so nothing is said about time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slow_ms: Option<u32>,
+    /// How much longer or shorter answers may be, as a share of those of `champion`. More holds the canary.
+    /// Default: 0.3.
+    pub length_margin: f64,
 }
 
 impl Default for Judge {
@@ -124,6 +127,7 @@ impl Default for Judge {
             alpha: 0.05,
             users_min: 20,
             slow_ms: None,
+            length_margin: 0.3,
         }
     }
 }
@@ -218,6 +222,7 @@ impl Strategy {
             alpha,
             users_min,
             slow_ms,
+            length_margin,
         } = self.judge;
         if !(margin.is_finite() && margin > 0.0) {
             return Err(format!("judge.margin is {margin}; give a number above 0"));
@@ -233,6 +238,9 @@ impl Strategy {
         }
         if slow_ms == Some(0) {
             return Err("judge.slowMs is 0; give 1 or more, or leave it out".to_owned());
+        }
+        if !(length_margin.is_finite() && length_margin > 0.0) {
+            return Err(format!("judge.lengthMargin is {length_margin}; give a number above 0"));
         }
         Ok(())
     }
@@ -389,6 +397,7 @@ mod tests {
             (json!({"judge": {"effect": -1}}), "judge.effect is -1"),
             (json!({"judge": {"usersMin": 1}}), "judge.usersMin is 1"),
             (json!({"judge": {"slowMs": 0}}), "judge.slowMs is 0"),
+            (json!({"judge": {"lengthMargin": 0}}), "judge.lengthMargin is 0"),
             (json!({"evaluation": {"dataset": "held-out"}}), "such as \"held-out@1\""),
             (
                 json!({"evaluation": {"dataset": "a@1", "margin": -1}}),
