@@ -7,7 +7,6 @@ load one of `broken`, so that it ends before it has a user. One of `shorter` or 
 because its answers are not what they were, or rolled back, because rewards are lower: whichever is known first. Of
 `better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
 
-`silent` is the demo's reward hack: a declined answer earns 0, and a shown one less than that on average.
 Every canary is in the report.
 """
 
@@ -94,7 +93,9 @@ def try_one(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> 
     stack.hold(control)
     canary = stack.decided(stack.propose(version, strategy(args), f"{kind} {strength}"), args)
     found = measured(stack, canary)
-    if canary["state"] in ("paused", "held"):
+    # a canary that is held may do harm later
+    ended = stack.get(f"/v1/canaries/{canary['id']}")["state"]
+    if ended in ("paused", "held"):
         stack.post(f"/v1/canaries/{canary['id']}/abort", {"reason": "measured"})
     return {
         "kind": kind,
@@ -103,6 +104,7 @@ def try_one(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> 
         "seed": seed,
         "decision": canary["state"],
         "right": canary["state"] in RIGHT[kind],
+        "state_later": ended,
         **found,
     }
 
