@@ -509,7 +509,7 @@ async fn an_invalid_release_request_is_refused_and_audited() {
         (
             json!({"kind": "rollback", "alias": "champion"}),
             409,
-            "has only ever served version 1",
+            "has served nothing but version 1 and versions judged bad",
         ),
         (
             json!({"kind": "promote", "alias": "learner"}),

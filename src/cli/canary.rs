@@ -206,13 +206,17 @@ fn share(share: &Value) -> String {
 
 /// One canary as text. The users are those of champion.
 fn page(canary: &Value, evidence: Option<&Value>) -> String {
+    let users = match canary["share"].as_f64() {
+        Some(users) if users > 0.0 => format!("{} of champion's users", share(&canary["share"])),
+        _ => "no users as a canary".to_owned(),
+    };
     let mut page = format!(
-        "canary {}: version {} is {}, step {}, {} of champion's users\n",
+        "canary {}: version {} is {}, step {}, {}\n",
         cell(&canary["id"]),
         cell(&canary["version"]),
         cell(&canary["state"]),
         step(canary),
-        share(&canary["share"]),
+        users,
     );
     page += &format!("proposed by {}: {}\n", cell(&canary["actor"]), cell(&canary["reason"]));
     if let Some(evidence) = evidence {
@@ -294,7 +298,7 @@ mod tests {
         let page = page(&canary, Some(&evidence));
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
-            "canary c1: version 41 is rolled_back, step 2 of 2, 0% of champion's users",
+            "canary c1: version 41 is rolled_back, step 2 of 2, no users as a canary",
             "proposed by ana: try",
             "evidence: worse by 0.1",
             "canary (version 41) 9 90 80 0.0500 7.2 3 0 1",

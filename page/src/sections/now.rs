@@ -42,7 +42,7 @@ pub struct Alias {
     pub kind: Option<String>,
     pub actor: Option<String>,
     pub reason: Option<String>,
-    /// The version that it served before.
+    /// The version that it served before, of those that were not judged bad.
     pub before: Option<i64>,
 }
 

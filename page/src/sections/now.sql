@@ -1,4 +1,4 @@
--- Each alias, the move that led to it, and the version that it served before. $1 policy.
+-- Each alias, the move that led to it, and the version that it served before and that was not judged bad. $1 policy.
 --
 -- A move is stored in the transaction of its assignment, so its id, a UUIDv7, is of the same minute. That finds it without
 -- reading other moves.
@@ -21,6 +21,7 @@ left join lateral (
     from assignment b
     where b.policy = a.policy and b.alias = a.alias and b.version <> a.version and not b.withdrawn
       and b.epoch < a.epoch and b.epoch >= a.epoch - 10000
+      and not exists (select from version_judgment j where j.policy = b.policy and j.version = b.version and j.verdict = 'bad')
     order by b.epoch desc
     limit 1
 ) before on true

@@ -155,12 +155,14 @@ pub async fn write_experiment(
     .await
 }
 
-/// The version that the alias served before its current one.
+/// The version that the alias served before its current one, of those that were not judged bad.
 pub async fn served_before(connection: &mut PgConnection, policy: &str, alias: &str) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar!(
         r#"select a.version from assignment a
            where a.policy = $1 and a.alias = $2
            and a.version <> (select version from alias where policy = $1 and alias = $2)
+           and not exists (select from version_judgment j
+                           where j.policy = a.policy and j.version = a.version and j.verdict = 'bad')
            order by a.epoch desc limit 1"#,
         policy,
         alias

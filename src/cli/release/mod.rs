@@ -25,7 +25,7 @@ pub enum Command {
     },
     /// Give an alias a version. `learner` and `champion` follow again from there; other aliases stay.
     ///
-    /// Without a version, `champion` gets that of `learner`.
+    /// Without a version, `champion` gets that of `learner`. Other aliases need one.
     ///
     /// Example: springtide release promote 41 --reason "passed the evaluation"
     Promote(Move),
@@ -71,7 +71,7 @@ enum Verdict {
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Move {
-    /// Number of the version. `promote` needs it for every alias but `champion`.
+    /// Number of the version. What holds without it is said above.
     version: Option<i64>,
     #[arg(long = "version", value_name = "VERSION", hide = true, conflicts_with = "version")]
     version_option: Option<i64>,
@@ -107,7 +107,10 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
     // a control of an earlier build has none
     let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_default();
-    let judgments: Value = client.get("/v1/judgments", &[("limit", "1")]).await.unwrap_or_default();
+    let judgments: Value = client
+        .get("/v1/judgments", &[("limit", HISTORY)])
+        .await
+        .unwrap_or_default();
     let canary = rows(&canaries["canaries"]).find(|canary| canary["share"].as_f64() > Some(0.0));
     let document = json!({
         "policy": aliases["policy"],
@@ -122,9 +125,17 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
         "releases": rows(&releases["releases"]).take(history).collect::<Vec<_>>(),
     });
     let now = time::OffsetDateTime::now_utc();
+    let shown = view::Shown {
+        aliases: &aliases,
+        releases: &releases,
+        replicas: &replicas,
+        experiment: &experiment,
+        judgments: &judgments,
+        canary,
+    };
     output.print(&document, || {
         let canary = canary.map(view::canary).unwrap_or_default();
-        view::judged(&judgments, now) + &canary + &view::page(&aliases, &releases, &replicas, &experiment, history, now)
+        view::judged(&judgments, now) + &canary + &view::page(&shown, history, now)
     })
 }
 
@@ -170,7 +181,14 @@ impl Move {
                 }
             });
             let also: String = also.collect();
-            format!("{}: version {from} → {to} (epoch {epoch})\n{then}{also}", self.alias)
+            let bad = match kind == "rollback" && self.alias == "champion" {
+                true => format!("\nversion {from} counts as bad now, and what was trained on top of it"),
+                false => String::new(),
+            };
+            format!(
+                "{}: version {from} → {to} (epoch {epoch})\n{then}{also}{bad}",
+                self.alias
+            )
         })
     }
 }

@@ -10,16 +10,25 @@ use crate::cli::output::{cell, rows, table};
 /// Hexadecimal digits of a content hash to show.
 const HASH_DIGITS: usize = 12;
 
-/// Everything, as text. `aliases`, `releases` (newest first), `replicas` and `experiment` are
-/// answers of the control API.
-pub fn page(
-    aliases: &Value,
-    releases: &Value,
-    replicas: &Value,
-    experiment: &Value,
-    history: usize,
-    now: OffsetDateTime,
-) -> String {
+/// What `page` shows: answers of the control API. `releases` and `judgments` are newest first, and `canary`
+/// is the one under way, if there is one.
+pub struct Shown<'a> {
+    pub aliases: &'a Value,
+    pub releases: &'a Value,
+    pub replicas: &'a Value,
+    pub experiment: &'a Value,
+    pub judgments: &'a Value,
+    pub canary: Option<&'a Value>,
+}
+
+/// Everything, as text.
+pub fn page(shown: &Shown, history: usize, now: OffsetDateTime) -> String {
+    let Shown {
+        aliases,
+        releases,
+        replicas,
+        ..
+    } = *shown;
     let epoch = aliases["epoch"].as_i64();
     let mut page = format!(
         "policy {}, epoch {}\n\n",
@@ -28,7 +37,7 @@ pub fn page(
     );
     page += &table(
         ["alias", ">version", "content hash", ">users", "follows", "since", "why"],
-        rows(&aliases["aliases"]).map(|alias| alias_row(alias, releases, experiment, now)),
+        rows(&aliases["aliases"]).map(|alias| alias_row(alias, shown, now)),
     );
     page.push('\n');
     page += &match rows(&replicas["replicas"]).next() {
@@ -44,7 +53,7 @@ pub fn page(
         rows(&releases["releases"]).take(history).map(move_row),
     );
     for alias in rows(&aliases["aliases"]) {
-        if let Some(version) = served_before(alias, releases) {
+        if let Some(version) = served_before(alias, shown) {
             let name = cell(&alias["alias"]);
             page += &format!(
                 "\nto give {name} the version it served before, {version}:\n  \
@@ -100,12 +109,21 @@ pub fn canary(canary: &Value) -> String {
     )
 }
 
-fn alias_row(alias: &Value, releases: &Value, experiment: &Value, now: OffsetDateTime) -> [String; 7] {
+fn alias_row(alias: &Value, shown: &Shown, now: OffsetDateTime) -> [String; 7] {
     let name = cell(&alias["alias"]);
     let root = alias["root"].as_str().unwrap_or("unknown");
-    let arm = rows(&experiment["arms"]).find(|arm| arm["alias"] == alias["alias"]);
-    let users = arm.and_then(|arm| arm["weight"].as_f64());
-    let why = done(alias, releases).next().map_or(String::new(), |release| {
+    let weight_of = |alias: &str| {
+        let arm = rows(&shown.experiment["arms"]).find(|arm| arm["alias"] == alias);
+        arm.and_then(|arm| arm["weight"].as_f64())
+    };
+    // a canary has its users from champion
+    let share = shown.canary.and_then(|canary| canary["share"].as_f64()).unwrap_or(0.0);
+    let users = match name.as_str() {
+        "champion" => weight_of("champion").map(|weight| weight * (1.0 - share)),
+        "canary" if share > 0.0 => weight_of("champion").map(|weight| weight * share),
+        name => weight_of(name),
+    };
+    let why = done(alias, shown.releases).next().map_or(String::new(), |release| {
         let (kind, actor) = (cell(&release["kind"]), cell(&release["actor"]));
         let by = if actor == kind {
             String::new() // the release loop itself
@@ -172,10 +190,15 @@ fn move_row(release: &Value) -> [String; 8] {
     ]
 }
 
-fn served_before(alias: &Value, releases: &Value) -> Option<i64> {
-    done(alias, releases)
+/// Of the versions that were not judged bad.
+fn served_before(alias: &Value, shown: &Shown) -> Option<i64> {
+    let is_bad = |version: i64| {
+        let newest = rows(&shown.judgments["judgments"]).find(|judgment| judgment["version"].as_i64() == Some(version));
+        newest.is_some_and(|judgment| judgment["verdict"] == "bad")
+    };
+    done(alias, shown.releases)
         .filter_map(|release| release["from_version"].as_i64())
-        .find(|version| Some(*version) != alias["version"].as_i64())
+        .find(|version| Some(*version) != alias["version"].as_i64() && !is_bad(*version))
 }
 
 /// The moves of an alias, newest first.
@@ -233,8 +256,25 @@ mod tests {
         ]});
         let experiment = json!({"arms": [{"alias": "champion", "weight": 0.6}]});
         let now = datetime!(2026-11-21 03:00:00 UTC);
-        let page = page(&aliases, &releases, &replicas, &experiment, 5, now);
-        let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut shown = Shown {
+            aliases: &aliases,
+            releases: &releases,
+            replicas: &replicas,
+            experiment: &experiment,
+            judgments: &Value::Null,
+            canary: None,
+        };
+        let text = page(&shown, 5, now);
+        let bad = json!({"judgments": [{"version": 40, "verdict": "bad"}, {"version": 40, "verdict": "good"}]});
+        let canary = json!({"share": 0.25});
+        (shown.judgments, shown.canary) = (&bad, Some(&canary));
+        let after = page(&shown, 5, now);
+        assert!(!after.contains("rollback 40"), "it was judged bad\n{after}");
+        assert!(
+            after.contains(" 45%"),
+            "a quarter of its users have the canary\n{after}"
+        );
+        let page = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
             "policy demo, epoch 12",
             "champion 41 3f3f3f3f3f3f 60% realtime 2026-11-21 02:56:00Z (4 min ago) follow: head of realtime",

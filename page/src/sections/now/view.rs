@@ -193,7 +193,8 @@ fn back(data: &Data, now: OffsetDateTime) -> Markup {
                         a href="/versions" { "rewards by version" }
                     }
                 }
-                (None, _) => { p { "No version is known that " code { "champion" } " served before." } }
+                (None, _) => { p { "Every version that " code { "champion" } " served before was judged bad, or it served none. Choose one: "
+                    a href="/versions" { "rewards by version" } } }
             }
             p { "To stop learning as well: " code { "springtide release pin --alias learner --reason '…'" } }
         }

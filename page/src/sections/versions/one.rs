@@ -32,6 +32,17 @@ struct Data {
     step: Option<Step>,
     evaluations: Vec<Evaluation>,
     used: Use,
+    /// Its own judgment, else that of the nearest ancestor that has one.
+    judged: Option<Judged>,
+}
+
+#[derive(Debug)]
+struct Judged {
+    version: i64,
+    verdict: String,
+    actor: String,
+    reason: String,
+    at: OffsetDateTime,
 }
 
 #[derive(Debug)]
@@ -129,6 +140,19 @@ async fn read(
     )
     .fetch_all(&mut *reader)
     .await?;
+    // ancestors are nearest first
+    let mut path = vec![serial];
+    path.extend(&ancestors);
+    let judged = sqlx::query_as!(
+        Judged,
+        r#"select version as "version!", verdict as "verdict!", actor as "actor!", reason as "reason!", at as "at!"
+           from version_judgment where policy = $1 and version = any ($2)
+           order by array_position($2, version) limit 1"#,
+        policy,
+        &path
+    )
+    .fetch_optional(&mut *reader)
+    .await?;
     let used = uses(&mut *reader, policy, &[serial], tenant).await?.remove(&serial);
     Ok(Some(Data {
         version: Version {
@@ -150,6 +174,7 @@ async fn read(
         step,
         evaluations,
         used: used.unwrap_or_default(),
+        judged,
     }))
 }
 
@@ -267,6 +292,16 @@ fn facts(data: &Data, now: OffsetDateTime) -> Markup {
     html! {
         div .card {
             dl {
+                dt { "Known to be" } dd {
+                    @match &data.judged {
+                        Some(judged) => {
+                            b { (judged.verdict) }
+                            @if judged.version != one.serial { ", because it was trained on top of " (version(judged.version)) }
+                            " (by " (judged.actor) ", " (ago(judged.at, now)) ": " (judged.reason) ")"
+                        }
+                        None => "neither good nor bad: nobody has judged it or the versions right before it",
+                    }
+                }
                 dt { "Content hash" } dd { code { (hex::encode(&data.root)) } }
                 dt { "Made" } dd { (ago(one.created_at, now)) }
                 dt { "Parent" } dd { (version_or_none(one.parent)) }

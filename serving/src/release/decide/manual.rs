@@ -61,7 +61,9 @@ pub enum RequestError {
     NoVersion,
     #[error("alias `{0}` does not exist; GET /v1/aliases lists those that do")]
     NoAlias(String),
-    #[error("alias `{0}` has only ever served version {1}, so a rollback needs a `version`")]
+    #[error(
+        "alias `{0}` has served nothing but version {1} and versions judged bad, so a rollback needs a `version`; `pin` holds {1}"
+    )]
     NothingBefore(String, i64),
     #[error("alias `{alias}` serves version {version} already")]
     Already { alias: String, version: i64 },

@@ -44,6 +44,13 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
             result: Some(json!({"right": "<0.5>"})),
         }],
         used: Use::default(),
+        judged: Some(Judged {
+            version: 4,
+            verdict: "bad".into(),
+            actor: "ana".into(),
+            reason: "it <lies>".into(),
+            at: now,
+        }),
     };
     let page: String = shown(&data, now)
         .into_iter()
@@ -60,6 +67,8 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
         "accept",
         "&lt;0.5&gt;",
         "&lt;x&gt;",
+        "because it was trained on top of",
+        "it &lt;lies&gt;",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
