@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Hours, Span};
-use crate::layout::{Action, Region, Shown, actions, table, text, tile};
+use crate::layout::{Action, Input, Region, Shown, actions, table, text, tile};
 use crate::live::Watched;
 use crate::site::{Site, unavailable};
 use crate::viewer::{Audience, Viewer};
@@ -30,6 +30,8 @@ struct Run {
     requested: Option<String>,
     steps_done: i64,
     head: Option<i64>,
+    /// The version at which `learner` is pinned: a run whose learner is pinned pauses.
+    pinned: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,9 @@ struct Data {
 async fn run(reader: &mut PgConnection, policy: &str) -> sqlx::Result<Option<Run>> {
     sqlx::query_as!(
         Run,
-        r#"select r.id, r.line, r.status, r.reason, r.requested, r.steps_done, l.head as "head?"
+        r#"select r.id, r.line, r.status, r.reason, r.requested, r.steps_done, l.head as "head?",
+                  (select a.version from alias a
+                   where a.policy = r.policy and a.alias = 'learner' and a.follows is null and not a.withdrawn) as "pinned?"
            from run r left join line l on l.policy = r.policy and l.line = r.line
            where r.policy = $1 and r.kind = 'realtime' order by r.id desc limit 1"#,
         policy
@@ -358,13 +362,38 @@ fn decide(run: &Run, audience: &Audience) -> Markup {
             "Pause learning",
             "The run pauses after its current step. Users keep their versions.",
         ),
+        "paused" | "pausing" if run.pinned.is_some() => {
+            let version = run.pinned;
+            let fixed = [("kind", "promote"), ("alias", "learner")];
+            let offered = Action {
+                id: "learn".into(),
+                button: "Learn again".into(),
+                does: "learner is pinned, so the run waits. It follows its line again from this version, and learning continues \
+                       there. What was learned after it is left."
+                    .into(),
+                path: "/v1/releases".into(),
+                fixed: fixed.map(|(name, value)| (name.to_owned(), value.into())).into_iter().collect(),
+                inputs: vec![Input::version(version), Input::reason()],
+                command: format!(
+                    "springtide release promote {} --alias learner --reason '…'",
+                    version.unwrap_or_default()
+                ),
+                dangerous: false,
+            };
+            return decisions(&[offered], (!audience.may_release).then_some("release"));
+        }
         "paused" | "pausing" => action("resume", "Resume learning", "The run goes on with what waits for it."),
         _ => return html! {},
     };
+    decisions(&[offered], (!audience.may_research).then_some("research"))
+}
+
+/// `lacks`: the role that the viewer has not.
+fn decisions(offered: &[Action], lacks: Option<&str>) -> Markup {
     html! {
         section aria-labelledby="decide-title" {
             h2 #decide-title { "Decide" }
-            (actions(&[offered], (!audience.may_research).then_some("research")))
+            (actions(offered, lacks))
         }
     }
 }

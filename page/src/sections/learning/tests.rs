@@ -13,6 +13,7 @@ fn run(status: &str) -> Run {
         requested: None,
         steps_done: 1234,
         head: Some(9),
+        pinned: None,
     }
 }
 
@@ -76,5 +77,14 @@ fn a_run_can_be_paused_or_resumed_by_those_who_may() {
     let of = |status: &str, may| decide(&run(status), &Audience::with(may)).into_string();
     assert!(of("running", true).contains("/pause\"") && of("paused", true).contains("/resume\""));
     assert!(of("failed", true).is_empty());
+    let stopped = Run {
+        pinned: Some(5),
+        ..run("paused")
+    };
+    let page = decide(&stopped, &Audience::with(true)).into_string();
+    assert!(
+        page.contains("Learn again") && page.contains("promote 5 --alias learner"),
+        "{page}"
+    );
     assert!(of("running", false).contains("<code>research</code>"));
 }
