@@ -140,7 +140,7 @@ browser-test: stack ## every page of control in headless Chromium: by keyboard, 
 	scripts/setup.sh chromium node npm
 	$(SPRINGTIDE) stack test-env -- scripts/browser-test.sh $(SPRINGTIDE) $$($(SPRINGTIDE) stack fetch | awk '/^Postgres/ { print $$2 }')/bin/psql $(SHOTS)
 
-bench-page: stack ## when each page of control is first painted with many answers in the tables, in headless Chromium (10⁷: 12 GB of disk); ROWS=10000000
+bench-page: stack ## when each page of control is first painted with many answers in the tables, in headless Chromium (10⁷: 20 minutes beside other work, more than 9 GB of disk); ROWS=10000000
 	scripts/setup.sh chromium node npm
 	@mkdir -p $(TARGET)/bench
 	ROWS=$(or $(ROWS),10000000) PAINT_JSON=$(abspath $(TARGET))/bench/page.json $(SPRINGTIDE) stack test-env -- scripts/browser-test.sh $(SPRINGTIDE) \
@@ -214,13 +214,13 @@ bench-overlap: stack ## after agent-base: rollouts and steps at the same time ag
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent overlap overlap $(ARGS)
 
-bench-staleness: stack ## after agent-base: how old the versions were that sampled what a run trained on, over a million tokens of a random model; ARGS='--steps 20'
+bench-staleness: stack ## after agent-base: how old the versions were that sampled what a run trained on, over a million tokens of a random model (14 minutes beside other work); ARGS='--steps 20'
 	@scripts/environments-venv.sh .springtide/environments-venv
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	$(ENVIRONMENTS) examples/environments/base/tiny.py .springtide/agent/model .springtide/agent-tiny/model
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent-tiny staleness staleness $(ARGS)
 
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 7 kinds; how long it takes was not measured yet; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 7 kinds; 3 of each took 44 minutes; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
@@ -271,7 +271,7 @@ bench-quant: ## quantized copies: how much of them a step changes, and GB/s to m
 	cargo bench --locked --package artifact --bench delta -- --quantised --mib $(or $(MIB),64) \
 		--json $(abspath $(TARGET))/bench/quantised.json $(if $(PAIRS),--pairs $(abspath $(PAIRS)))
 
-bench-evidence: ## simulated releases at continuous looks: false alarms, power, hours until a verdict by traffic (4 minutes); ARGS='--releases 100 --releases-per-effect 20'; ANSWERS=target/bench/release-answers.csv replays logged answers with effects instead
+bench-evidence: ## simulated releases at continuous looks: false alarms, power, hours until a verdict by traffic (6 minutes beside other work); ARGS='--releases 100 --releases-per-effect 20'; ANSWERS=target/bench/release-answers.csv replays logged answers with effects instead
 	cargo bench --locked --profile dev --package evidence --bench simulate -- --json $(abspath $(TARGET))/bench/$(if $(ANSWERS),replay,evidence).json \
 		$(if $(ANSWERS),--answers $(abspath $(ANSWERS))) $(ARGS)
 

@@ -60,8 +60,8 @@ insert into canary_transition (canary_id, event, from_state, to_state, step, epo
 select '01990000-0000-7000-8000-0000000000c2', event, before, state, step, 71, share, actor, reason,
        case when users > 0 then
        jsonb_build_object('reward', jsonb_build_object('difference', 0.03 + 0.02 / (n + 1), 'low', 0.035 - 0.16 / (n + 1), 'high', 0.035 + 0.2 / (n + 1)),
-           'canary', jsonb_build_object('version', 52, 'users', users, 'answers', users * 6, 'mean_reward', 0.55, 'declined', users, 'aborted', users / 9, 'unscored', users),
-           'champion', jsonb_build_object('version', 41, 'users', users * 5, 'answers', users * 30, 'mean_reward', 0.51, 'declined', users * 6, 'aborted', users / 2, 'unscored', users * 4),
+           'canary', jsonb_build_object('version', 52, 'users', users, 'answers', users * 6, 'mean_reward', 0.55, 'mean_tokens', 11.8, 'declined', users, 'aborted', users / 9, 'unscored', users),
+           'champion', jsonb_build_object('version', 41, 'users', users * 5, 'answers', users * 30, 'mean_reward', 0.51, 'mean_tokens', 12.1, 'declined', users * 6, 'aborted', users / 2, 'unscored', users * 4),
            'found', jsonb_build_object('summary', 'version 52 beside version 41: at most 0.02 worse, and not known to be better yet')) end,
        now() - interval '25 minutes' + n * interval '4 minutes'
 from (values (0, 'approve', 'proposed', 'gated', 0, 0.0, 'release', 'no approval is required', 0),

@@ -71,7 +71,7 @@ enum Verdict {
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Move {
-    /// Number of the version. What holds without it is said above.
+    /// Number of the version. `--help` says what holds without it.
     version: Option<i64>,
     #[arg(long = "version", value_name = "VERSION", hide = true, conflicts_with = "version")]
     version_option: Option<i64>,
