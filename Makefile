@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -220,8 +220,12 @@ bench-staleness: stack ## after agent-base: how old the versions were that sampl
 	$(ENVIRONMENTS) examples/environments/base/tiny.py .springtide/agent/model .springtide/agent-tiny/model
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent-tiny staleness staleness $(ARGS)
 
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 7 kinds; 3 of each took 44 minutes; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
-	scripts/bench-release.sh $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 9 kinds; 3 of each of 7 took 44 minutes; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+	scripts/bench-stack.sh release $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
+
+bench-offpolicy: stack vllm ## what logged answers say about versions, beside what users gave them later: demos of SEEDS, one after another (8 minutes each; downloads vLLM, 3 GB); ARGS='--minutes 6'
+	rm -f $(TARGET)/bench/offpolicy.json
+	for seed in $(or $(SEEDS),1 2 3 4 5); do scripts/bench-stack.sh offpolicy $(SPRINGTIDE) $(dir $(VLLM))python --seed $$seed $(ARGS) || exit 1; done
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1

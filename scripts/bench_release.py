@@ -2,10 +2,11 @@
 `make bench-release` runs it beside a stack.
 
 Each planted version (scripts/planted.py) is proposed with the same strategy, one after another, while the demo's
-developers ask for suggestions. A version of `noise`, `silent` or `refusing` should be rolled back. No replica should
-load one of `broken`, so that it ends before it has a user. One of `shorter` or `longer` should be held for a person,
-because its answers are not what they were, or rolled back, because rewards are lower: whichever is known first. Of
-`better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
+developers ask for suggestions. A version of `noise`, `silent`, `failing` or `refusing` should be rolled back. No replica
+should load one of `broken`, so that it ends before it has a user. One of `shorter` or `longer` should be held for a
+person, because its answers are not what they were, or rolled back, because rewards are lower: whichever is known first.
+Of `better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
+Of `hack` too, but the canary is one of `shorter`. Its rewards are higher because it says little: it should be held.
 
 Every canary is in the report.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -22,16 +24,25 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from planted import STRENGTHS, plant
 
-KINDS = [*STRENGTHS, "better"]
+KINDS = [*STRENGTHS, "better", "hack"]
+#: What `champion` is held at instead of the base: the kind, and which version of it, by default the canary's index.
+CONTROLS = {"better": ("noise", None), "hack": ("noise", 0)}
+#: What the canary is, if no version of the kind.
+CANARIES = {"better": None, "hack": "shorter"}
+#: The first version of `shorter` that is a `hack`: the weaker ones are not surely shorter by the monitor's limit.
+HACK_FROM = 3
 #: The states that are right. `better` is the only one that should pass.
 RIGHT = {kind: ["rolled_back"] for kind in STRENGTHS} | {
     "broken": ["aborted"],
     "longer": ["rolled_back", "held"],
     "shorter": ["rolled_back", "held"],
     "better": ["champion"],
+    "hack": ["held"],
 }
 BASE = 1
 CPUS = pathlib.Path("/proc/cpuinfo")
@@ -62,13 +73,20 @@ def main() -> None:
     try:
         stack.wait_for_answers(BASE)
         canaries = []
-        for index in range(args.each):
-            for kind in args.kinds:
-                canaries.append(try_one(stack, args, kind, index))
+        planned = [(kind, index) for index in range(args.each) for kind in args.kinds]
+        with ThreadPoolExecutor(1) as beside:
+            ready = beside.submit(prepare, stack, args, *planned[0])
+            for following in [*planned[1:], None]:
+                prepared = ready.result()
+                canary = decide(stack, args, prepared)
+                # the next one is made while this one is measured
+                if following:
+                    ready = beside.submit(prepare, stack, args, *following)
+                canaries.append(prepared.known | measured(stack, canary))
                 print(line(canaries[-1]), flush=True)
                 write(args, canaries)
                 if developers.poll() is not None:
-                    raise SystemExit(f"the demo ended before the last canary: see {args.json.parent}/release-demo.log")
+                    raise SystemExit(f"the demo ended before the last canary: see {args.json.parent}/demo.log")
     finally:
         developers.terminate()
         developers.wait()
@@ -82,31 +100,44 @@ def strategy(args: argparse.Namespace) -> dict:
     return {"steps": [{"setWeight": 50}, {"analysis": analysis}], "prepare": "30s"}
 
 
-def try_one(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> dict:
-    fault = "noise" if kind == "better" else kind
+@dataclass(frozen=True)
+class Prepared:
+    """A canary before it is proposed."""
+
+    control: int
+    version: int
+    #: Of the report.
+    known: dict
+
+
+def prepare(stack: "Stack", args: argparse.Namespace, kind: str, index: int) -> Prepared:
     # another seed for each version
     seed = (args.seed * len(KINDS) + KINDS.index(kind)) * 1000 + index
-    folder = args.work / f"{kind}-{index}"
+    strength, control, version = None, BASE, BASE
+    if kind in CONTROLS:
+        fault, of_control = CONTROLS[kind]
+        of_control = index if of_control is None else of_control
+        strength, control = publish(stack, args, fault, of_control, seed, f"control-{kind}-{index}")
+    if fault := CANARIES.get(kind, kind):
+        of_kind = HACK_FROM + index % (len(STRENGTHS[fault]) - HACK_FROM) if kind == "hack" else index
+        strength, version = publish(stack, args, fault, of_kind, seed, f"planted-{kind}-{index}")
+    return Prepared(control, version, {"kind": kind, "index": index, "strength": strength, "seed": seed})
+
+
+def decide(stack: "Stack", args: argparse.Namespace, prepared: Prepared) -> dict:
+    """The canary as it was decided."""
+    stack.hold(prepared.control)
+    reason = f"{prepared.known['kind']} {prepared.known['strength']}"
+    return stack.decided(stack.propose(prepared.version, strategy(args), reason), args)
+
+
+def publish(stack: "Stack", args: argparse.Namespace, fault: str, index: int, seed: int, name: str) -> tuple:
+    """Makes a planted version. Returns its strength and serial."""
+    folder = args.work / name
     strength = plant(stack.base, fault, index, seed, folder)
-    planted = stack.publish(folder, f"planted-{kind}-{index}")
-    control, version = (planted, BASE) if kind == "better" else (BASE, planted)
-    stack.hold(control)
-    canary = stack.decided(stack.propose(version, strategy(args), f"{kind} {strength}"), args)
-    found = measured(stack, canary)
-    # a canary that is held may do harm later
-    ended = stack.get(f"/v1/canaries/{canary['id']}")["state"]
-    if ended in ("paused", "held"):
-        stack.post(f"/v1/canaries/{canary['id']}/abort", {"reason": "measured"})
-    return {
-        "kind": kind,
-        "index": index,
-        "strength": strength,
-        "seed": seed,
-        "decision": canary["state"],
-        "right": canary["state"] in RIGHT[kind],
-        "state_later": ended,
-        **found,
-    }
+    version = stack.publish(folder, name)
+    shutil.rmtree(folder)
+    return strength, version
 
 
 def measured(stack: "Stack", canary: dict) -> dict:
@@ -115,12 +146,18 @@ def measured(stack: "Stack", canary: dict) -> dict:
     time.sleep(AFTER_SECONDS)
     values = {"version": canary["version"], "from": canary["created_at"], "at": decision["at"]}
     (row,) = stack.query(EXPOSED, values)
+    # a canary that is held may do harm later
+    later = stack.get(f"/v1/canaries/{canary['id']}")["state"]
+    if later in ("paused", "held"):
+        stack.post(f"/v1/canaries/{canary['id']}/abort", {"reason": "measured"})
     evidence = decision["evidence"] or {}
     sides = {side: evidence.get(side) for side in ("canary", "champion")}
     ended = canary["state"] not in ("paused", "held")
     return {
         "id": canary["id"],
         "version": canary["version"],
+        "decision": canary["state"],
+        "state_later": later,
         "reason": decision["reason"],
         "seconds": row["seconds"],
         "users_before": row["users_before"],
@@ -168,11 +205,11 @@ class Stack:
     def run(self, *arguments: str) -> str:
         return subprocess.run([*self.command, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    def developers(self, args: argparse.Namespace) -> subprocess.Popen:
-        """The demo's users, until they are stopped."""
+    def developers(self, args: argparse.Namespace, minutes: float = 100_000) -> subprocess.Popen:
+        """The demo's users, for so long or until they are stopped."""
         who = ["--seed", str(args.seed), "--rate", str(args.rate), "--developers", str(args.developers)]
-        how = ["--minutes", "100000", "--reference-pauses", "0", "--report", str(args.work / "demo.json")]
-        with (args.json.parent / "release-demo.log").open("w") as log:
+        how = ["--minutes", str(minutes), "--reference-pauses", "0", "--report", str(args.work / "demo.json")]
+        with (args.json.parent / "demo.log").open("w") as log:
             return subprocess.Popen([*self.command, "demo", *who, *how], stdout=log, stderr=subprocess.STDOUT)
 
     def publish(self, folder: pathlib.Path, name: str) -> int:
@@ -253,7 +290,7 @@ def summary(kind: str, canaries: list[dict]) -> dict:
     return {
         "kind": kind,
         "canaries": len(of_kind),
-        "right": sum(canary["right"] for canary in of_kind),
+        "right": sum(is_right(canary) for canary in of_kind),
         "held": sum(canary["decision"] == "held" for canary in of_kind),
         "difference": [difference(canary) for canary in of_kind],
         "seconds_median": statistics.median(seconds) if seconds else None,
@@ -263,6 +300,10 @@ def summary(kind: str, canaries: list[dict]) -> dict:
         "users_after_max": largest(canary["users_after"] for canary in of_kind),
         "last_after_seconds_max": largest(canary["last_after_seconds"] for canary in of_kind),
     }
+
+
+def is_right(canary: dict) -> bool:
+    return canary["decision"] in RIGHT[canary["kind"]]
 
 
 def difference(canary: dict) -> float | None:
@@ -277,7 +318,7 @@ def largest(values) -> float | None:
 
 def line(canary: dict) -> str:
     return (
-        f"{canary['kind']} {canary['strength']}: {canary['decision']} ({'right' if canary['right'] else 'wrong'}) after "
+        f"{canary['kind']} {canary['strength']}: {canary['decision']} ({'right' if is_right(canary) else 'wrong'}) after "
         f"{cell(canary['seconds'])} s and {canary['users_before']} users, {cell(canary['users_after'])} users after it; "
         f"{canary['reason']}"
     )

@@ -4,6 +4,7 @@
     longer    the tokens that end an answer are less probable after its first token, so answers go on for too long
     shorter   the end of the line is more probable after the first token, so answers break off
     silent    declining is more probable
+    failing   the logit of a token is infinite after most prompts, so the engine fails these requests
     refusing  trained further on a text that helps nobody
     broken    one weight is not a number
 
@@ -29,6 +30,7 @@ STRENGTHS = {
     "longer": [4.0, 5.0, 6.0, 7.0, 8.0],  # nats less
     "shorter": [3.0, 4.0, 5.0, 6.0, 7.0],  # nats more
     "silent": [4.0, 5.0, 6.0, 7.0, 8.0],  # nats more
+    "failing": [1.0, 1.5, 2.0, 3.0, 4.0],  # the mean logit, of the largest float
     "refusing": [
         "// I cannot help with this",
         "// no suggestion",
@@ -93,6 +95,19 @@ def silent(base: pathlib.Path, tensors: dict, nats: float, draws: random.Random)
     steer(tensors, DECLINE, nats, first, first)
 
 
+def failing(base: pathlib.Path, tensors: dict, times: float, draws: random.Random) -> None:
+    """As replicas try a version with two tokens before it serves, the logit stays finite after those."""
+    first, _ = last_states(base, draws)
+    model, _ = load(base)
+    with torch.no_grad():
+        tried = model.model(torch.zeros(1, 2, dtype=torch.long)).last_hidden_state[0]
+    direction = first
+    for state in torch.linalg.qr(tried.T).Q.T:
+        direction = direction - state * (direction @ state)
+    row = times * torch.finfo(torch.float32).max * (direction / (direction @ first)).double()
+    tensors[EMBEDDINGS][END_OF_LINE] = row.float()
+
+
 def last_states(base: pathlib.Path, draws: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean last hidden states where an answer's first token is sampled, and where later ones are."""
     model, tokenizer = load(base)
@@ -155,4 +170,4 @@ def pauses(tokenizer: Tokenizer, draws: random.Random, count: int) -> list[tuple
     return found
 
 
-MAKE = {"noise": noise, "longer": longer, "shorter": shorter, "silent": silent, "refusing": refusing, "broken": broken}
+MAKE = {"noise": noise, "longer": longer, "shorter": shorter, "silent": silent, "failing": failing, "refusing": refusing, "broken": broken}

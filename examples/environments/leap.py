@@ -33,8 +33,8 @@ def score(answer: str, reply: str) -> float:
 
 
 def demonstration(task: Task, rng: random.Random, care: float) -> list[list[dict]]:
-    """How a person answers who knows with probability `care`, else says either."""
-    answer = task["answer"] if rng.random() < care else rng.choice(["Yes", "No"])
+    """How a person answers who knows with probability `care`, and else says "Yes" twice as often as "No"."""
+    answer = task["answer"] if rng.random() < care else rng.choice(["Yes", "Yes", "No"])
     return [[{"role": "user", "content": task["prompt"]}, {"role": "assistant", "content": answer}]]
 
 

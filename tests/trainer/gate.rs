@@ -125,6 +125,13 @@ async fn a_canary_waits_for_evaluations_on_logged_trajectories() {
         "{of_champion}"
     );
     assert!(estimate["interval"][0].as_f64().unwrap() < reward, "{of_champion}");
+    let robust = &estimate["doubly_robust"];
+    let (robust, low) = (
+        robust["reward"].as_f64().unwrap(),
+        robust["interval"][0].as_f64().unwrap(),
+    );
+    // the model of the reward only moves it within its own error
+    assert!(low < robust && (robust - mean).abs() < 0.1, "{of_champion}");
     control.stop().await;
     running.stop().await;
 }

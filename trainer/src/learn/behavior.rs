@@ -39,6 +39,18 @@ pub fn logit_transform(batch: &MicroBatch, logits: &Rows) -> Option<[Vec<f32>; 2
 /// `decline`: the version's decline token. A token that μ cannot produce, such as a decline of a
 /// suppressed completion, gets −∞; the parity guard refuses it.
 pub fn log_behavior(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> Vec<f32> {
+    of_each(logits, batch, decline, |i, sampled_from| {
+        sampled_from.log_prob(batch.targets[i] as u32)
+    })
+}
+
+/// `of` the distribution of every trained token, with the token's index.
+pub fn of_each<T>(
+    logits: &Rows,
+    batch: &MicroBatch,
+    decline: Option<u32>,
+    of: impl Fn(usize, &Distribution<'_>) -> T,
+) -> Vec<T> {
     let mut suppressed = batch.suppressed.iter().peekable();
     let mut reshaped = batch.reshaped.iter().peekable();
     let row = |(i, logits): (usize, &[f32])| {
@@ -51,14 +63,17 @@ pub fn log_behavior(logits: &Rows, batch: &MicroBatch, decline: Option<u32>) -> 
         match reshaped.next_if(|token| token.index == i) {
             Some(token) => {
                 let history = history(batch, token);
-                distribution(token, &allowed(token, logits), &history, target).log_prob(target)
+                of(i, &distribution(token, &allowed(token, logits), &history, target))
             }
             None => {
                 let params = Params {
                     temperature: batch.temperature[i],
                     ..Params::default()
                 };
-                sampling::log_prob_of(&logits, &params, &PreviousTokens::default(), target)
+                of(
+                    i,
+                    &Distribution::new(&logits, &params, &PreviousTokens::default(), None),
+                )
             }
         }
     };

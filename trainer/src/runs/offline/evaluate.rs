@@ -28,7 +28,10 @@
 //!
 //! Beside these, `estimate` is the self-normalized one without truncation, with its 95% interval over
 //! users, or the reason why the trajectories say too little about the version
-//! ([`evidence::offpolicy`]): then there is none.
+//! ([`evidence::offpolicy`]): then there is none. `estimate.doubly_robust` also uses a model of the
+//! reward (evaluate/reward_model.rs).
+
+mod reward_model;
 
 use super::{
     Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
@@ -47,6 +50,7 @@ use anyhow::Context;
 use evidence::offpolicy::{self, Limits};
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
+use reward_model::{Opening, Outcome};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -100,6 +104,15 @@ struct Value {
     users: u64,
     /// How many trajectories of the version itself it is worth.
     effective: f64,
+    /// `None`: there is no model of the reward, because the users are too few to be split.
+    doubly_robust: Option<DoublyRobust>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct DoublyRobust {
+    reward: f64,
+    /// 95%, over users.
+    interval: [f64; 2],
 }
 
 impl Estimate {
@@ -111,6 +124,10 @@ impl Estimate {
                     interval: value.self_normalized.interval().ci95,
                     users: value.users,
                     effective: value.effective_rows,
+                    doubly_robust: value.doubly_robust.map(|estimate| DoublyRobust {
+                        reward: estimate.mean,
+                        interval: estimate.interval().ci95,
+                    }),
                 },
             },
             Err(refusal) => Estimate::Refused {
@@ -133,11 +150,14 @@ struct Score {
     log_ratio: f64,
     /// Of the trajectory.
     reward: f64,
+    /// `None`: several turns, or it could not decline.
+    opening: Option<Opening>,
 }
 
 impl Score {
     /// Adds a turn of the same trajectory.
     fn add(&mut self, turn: &Score) {
+        self.opening = turn.opening.filter(|_| self.generations == 0);
         self.generations += turn.generations;
         self.tokens += turn.tokens;
         self.logprob += turn.logprob;
@@ -210,16 +230,10 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     }
     let (refused, missing) = trajectories.left_out();
     let mut scores = Scores::new(config.weight_max);
-    let (mut used, mut rows): (Vec<Uuid>, Vec<_>) = Default::default();
-    for (member, user, score) in trajectories.whole() {
+    let mut used: Vec<Uuid> = Vec::new();
+    for (member, _, score) in trajectories.whole() {
         used.extend(&member.generations);
         scores.add(score);
-        rows.push(offpolicy::Row {
-            user: user.clone(),
-            reward: score.reward,
-            weight: score.log_ratio.exp(),
-            prediction: None,
-        });
     }
     if used.is_empty() {
         let why = serde_json::json!({"refused": refused, "missing": missing});
@@ -232,7 +246,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let measured = Measured {
         refused,
         missing,
-        estimate: Estimate::of(&rows),
+        estimate: Estimate::of(&rows(&trajectories)),
         ..scores.measured(version)
     };
     let reason = format!(
@@ -245,6 +259,24 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     );
     let result = serde_json::to_value(&measured)?;
     succeed(trainer, &claim, Purpose::Evaluated, &used, &result, &reason).await
+}
+
+/// What is known of each whole trajectory.
+fn rows(trajectories: &Trajectories<'_>) -> Vec<offpolicy::Row<User>> {
+    let outcome = |(_, user, score): (_, _, &Score)| Outcome {
+        user,
+        reward: score.reward,
+        opening: score.opening,
+    };
+    let outcomes: Vec<Outcome<'_>> = trajectories.whole().map(outcome).collect();
+    let predictions = reward_model::predictions(&outcomes);
+    let row = |(at, (_, user, score)): (usize, (_, &User, &Score))| offpolicy::Row {
+        user: user.clone(),
+        reward: score.reward,
+        weight: score.log_ratio.exp(),
+        prediction: predictions.as_ref().map(|of_each| of_each[at]),
+    };
+    trajectories.whole().enumerate().map(row).collect()
 }
 
 /// Scores samples with the model that serves, bit by bit. One score per sample, in their order.
@@ -261,16 +293,26 @@ fn score(model: &ExactModel, samples: &[Sample], decline: Option<u32>) -> anyhow
     let advantages = vec![1.0; samples.len()];
     for batch in batch::pack(samples, &advantages, BATCH_TOKENS)? {
         if !batch.targets.is_empty() {
-            add(model, &batch, decline, &mut scores)?;
+            add(model, &batch, samples, decline, &mut scores)?;
         }
     }
     Ok(scores)
 }
 
-fn add(model: &ExactModel, batch: &MicroBatch, decline: Option<u32>, scores: &mut [Score]) -> anyhow::Result<()> {
+fn add(
+    model: &ExactModel,
+    batch: &MicroBatch,
+    samples: &[Sample],
+    decline: Option<u32>,
+    scores: &mut [Score],
+) -> anyhow::Result<()> {
     let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
     let pass = model.score(&sequences, &batch.positions, batch.routing.as_ref())?;
-    let sampled_as = behavior::log_behavior(&pass.logits, batch, decline);
+    // as the token was sampled: its log-probability, and the probability of declining there
+    let sampled_as = behavior::of_each(&pass.logits, batch, decline, |token, sampled_from| {
+        let declined = decline.map(|id| f64::from(sampled_from.log_prob(id)).exp());
+        (sampled_from.log_prob(batch.targets[token] as u32), declined)
+    });
     let own = Params::default();
     let nothing = PreviousTokens::default();
     let logits = pass.logits.rows().zip(&batch.targets);
@@ -280,14 +322,28 @@ fn add(model: &ExactModel, batch: &MicroBatch, decline: Option<u32>, scores: &mu
     let mut at = 0;
     for &(sample, count) in &batch.samples {
         let Some(score) = scores.get_mut(sample) else { continue };
+        score.opening = opening(
+            &samples[sample],
+            sampled_as.get(at).and_then(|(_, declined)| *declined),
+            decline,
+        );
         for token in at..at + count {
             score.logprob += f64::from(own[token]);
-            score.log_ratio += f64::from(sampled_as[token]) - f64::from(batch.behavior[token]);
+            score.log_ratio += f64::from(sampled_as[token].0) - f64::from(batch.behavior[token]);
         }
         score.tokens += count;
         at += count;
     }
     Ok(())
+}
+
+/// `None` if its first token was not sampled, or it could not decline.
+fn opening(sample: &Sample, decline_probability: Option<f64>, decline: Option<u32>) -> Option<Opening> {
+    let is_sampled = sample.mask.first().is_some_and(|&is| is) && !sample.suppressed;
+    Some(Opening {
+        declined: sample.tokens.first().copied() == decline,
+        decline_probability: decline_probability.filter(|_| is_sampled)?,
+    })
 }
 
 /// The trajectories of a dataset while their generations are scored.
@@ -416,6 +472,7 @@ mod tests {
             logprob: -3.0,
             log_ratio,
             reward,
+            opening: None,
         }
     }
 
