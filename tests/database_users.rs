@@ -104,6 +104,10 @@ const ATTACKS: &[(&str, &str)] = &[
     // read texts
     ("control", "select prompt_ids from generation"),
     ("control", "select token_ids from generation"),
+    (
+        "control",
+        "select * from generation_texts(array['01980000-0000-7000-8000-000000000001'::uuid])",
+    ),
     ("control", "select * from feedback"),
     ("control", "select * from payload_reference"),
     ("serve", "select id from generation"),

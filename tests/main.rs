@@ -88,6 +88,8 @@ mod sync;
 mod sync_kills;
 mod tenants;
 #[cfg(feature = "torch")]
+mod texts;
+#[cfg(feature = "torch")]
 mod tide;
 mod tls;
 #[cfg(feature = "torch")]

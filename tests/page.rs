@@ -290,3 +290,57 @@ async fn the_buttons_are_those_that_the_states_of_a_canary_allow() {
         assert_eq!(offered, can, "{state}");
     }
 }
+
+/// Answers of champion now and an hour ago: twenty users each, of both tenants; one that was forced.
+const ANSWERS: &str = "
+    insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
+                            surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
+                            temperature, top_p, finish_reason, declined, sampled_at, proven, decline_suppressed,
+                            exploration_share)
+    select uuidv7(make_interval(mins => ago)), tenant, 'traced', version, version, '[]', '', 'realtime', 'replica-<1>',
+           'production', 'completion', uuidv7(), 'u' || n, 'champion', 0.8, '{5}', '{6}', '{-1}',
+           1, 1, 'stop', n % 2 = 0, clock_timestamp() + make_interval(mins => ago), true, n = 21, 0.02
+    from (values (-1, 2), (-65, 1)) period (ago, version), generate_series(1, 21) n, unnest(array['default', 'other']) tenant;
+    insert into trajectory (generation_id, surface, reward_definition, reward)
+    select id, 'completion', 1, case version when 1 then 0.5 else 0.1 end + 0.01 * (right(user_key, 1)::int % 2)
+    from generation where arm = 'champion' and policy = 'traced' and user_key like 'u%'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rewards_of_champion_now_stand_beside_those_before_for_each_tenant() {
+    let site = Site::start("page_rewards", true).await;
+    site.stack.pool.execute(ANSWERS).await.unwrap();
+    let (admin, release) = (site.key(Role::Admin).await, site.key(Role::Release).await);
+    let rewards = async |key: &str, query: &str| -> (u16, Value) {
+        let request = site
+            .client
+            .get(format!("{}/v1/rewards{query}", site.url))
+            .bearer_auth(key);
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    };
+    for (key, answers) in [(&release, 20), (&admin, 40)] {
+        let (status, found) = rewards(key, "?ago=0,3600,86400").await;
+        assert_eq!((status, &found["arm"]), (200, &"champion".into()), "{found}");
+        let [now, hour, day] = [0, 1, 2].map(|at| &found["periods"][at]);
+        assert_eq!(
+            (&now["answers"], &now["declined"], &now["last_version"]),
+            (&answers.into(), &(answers / 2).into(), &2.into()),
+            "{found}"
+        );
+        assert_eq!(
+            (&hour["answers"], &hour["first_version"], &hour["ago"]),
+            (&answers.into(), &1.into(), &3600.into()),
+            "{found}"
+        );
+        let difference = hour["difference"]["mean"].as_f64().unwrap();
+        assert!((difference + 0.4).abs() < 1e-9, "{found}");
+        assert_eq!((&day["answers"], &day["reward"]), (&0.into(), &Value::Null), "{found}");
+    }
+    let (status, problem) = rewards(&release, "?ago=1h").await;
+    assert!(
+        status == 400 && problem["detail"].as_str().unwrap().contains("seconds"),
+        "{problem}"
+    );
+    let page = site.look("/versions", Some(&release)).await.text().await.unwrap();
+    assert!(page.contains("class=\"bad\">−0.400"), "{page}");
+}

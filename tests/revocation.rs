@@ -278,6 +278,11 @@ impl<'a> Fleet<'a> {
                 probes
             }
             Scope::Research => vec![("POST", at(control, "/v1/runs"), json!({}))],
+            Scope::Texts => vec![(
+                "GET",
+                at(control, &format!("/v1/generations/{}/texts?reason=theft", Uuid::nil())),
+                json!({}),
+            )],
             Scope::Release => vec![("POST", at(control, "/v1/releases"), json!({}))],
             Scope::Admin => {
                 let others = Scope::ALL.into_iter().filter(|scope| *scope != Scope::Admin);

@@ -27,7 +27,7 @@ mod sampling;
 mod show_rate;
 mod theft;
 mod uses;
-mod world;
+pub mod world;
 
 use crate::support::eventually;
 use sqlx::Row;

@@ -91,7 +91,7 @@ impl Page<'_> {
                 }
                 div .who {
                     span { "policy " b { (site.policy()) } }
-                    @if viewer.has_key {
+                    @if viewer.key.is_some() {
                         form method="post" action="/logout" {
                             span { (viewer.label) } " "
                             button .plain { "Log out" }

@@ -10,15 +10,17 @@
 //! markup. The pages load nothing from elsewhere, and have no build step.
 //!
 //! This crate writes no table, and decides nothing: what a button does is up to the crates behind
-//! `/v1`. It shows no text of prompts or answers; the database user of `control` may not read them.
+//! `/v1`. Prompts and answers are read by [`texts::Texts`], for those who may.
 
 mod assets;
 mod browsers;
 mod layout;
 mod live;
 mod login;
+pub mod rewards;
 mod sections;
 mod site;
+pub mod texts;
 mod viewer;
 mod words;
 
@@ -99,6 +101,12 @@ pub fn routes(site: Site) -> Routes {
             "/ledger",
             "What became of the latest generations, for browsers",
             get(ledger::page).in_turn(turns.clone()).page(),
+        )
+        .route(
+            Scope::Texts,
+            "/trajectories/{id}/texts",
+            "The texts of one answer, for browsers",
+            get(trajectories::texts::page).in_turn(turns.clone()).page(),
         )
         .route(
             Scope::Admin,

@@ -28,6 +28,8 @@ use crate::viewer::{Audience, Viewer};
 
 /// Open streams of all viewers.
 const STREAMS_MAX: usize = 128;
+/// Of them, those of one key, or of all without one.
+const STREAMS_PER_KEY_MAX: usize = 32;
 /// Then the browser asks again, with its key: one that was revoked ends its streams within this time.
 const STREAM_MAX: Duration = Duration::from_secs(20);
 
@@ -128,6 +130,8 @@ type Topics = HashMap<(Watched, Audience), watch::Sender<Latest>>;
 pub struct Live {
     topics: Arc<Mutex<Topics>>,
     streams: Arc<Semaphore>,
+    /// By key. Without entries that nobody uses.
+    streams_of: Arc<Mutex<HashMap<Option<Uuid>, usize>>>,
     shutdown: CancellationToken,
 }
 
@@ -136,17 +140,31 @@ impl Live {
         Self {
             topics: Arc::default(),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            streams_of: Arc::default(),
             shutdown,
         }
     }
 
     /// A place for one more stream.
-    fn enter(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        self.streams.clone().try_acquire_owned().map_err(|_| {
+    fn enter(&self, key: Option<Uuid>) -> Result<Place, Problem> {
+        let full = |count: usize, whose: &str| {
             Problem::unavailable(
-                format_args!("{STREAMS_MAX} pages are live already: this one works without, reload it"),
+                format_args!("{count} pages{whose} are live already: this one works without, reload it"),
                 30,
             )
+        };
+        let any = self.streams.clone().try_acquire_owned();
+        let any = any.map_err(|_| full(STREAMS_MAX, ""))?;
+        let mut streams_of = lock(&self.streams_of);
+        let own = streams_of.entry(key).or_default();
+        if *own >= STREAMS_PER_KEY_MAX {
+            return Err(full(STREAMS_PER_KEY_MAX, " of this key"));
+        }
+        *own += 1;
+        Ok(Place {
+            _any: any,
+            key,
+            streams_of: self.streams_of.clone(),
         })
     }
 
@@ -203,6 +221,26 @@ impl Live {
     }
 }
 
+/// Of an open stream. Free when it is dropped.
+#[derive(Debug)]
+struct Place {
+    _any: OwnedSemaphorePermit,
+    key: Option<Uuid>,
+    streams_of: Arc<Mutex<HashMap<Option<Uuid>, usize>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut streams_of = lock(&self.streams_of);
+        if let Some(own) = streams_of.get_mut(&self.key) {
+            *own -= 1;
+            if *own == 0 {
+                streams_of.remove(&self.key);
+            }
+        }
+    }
+}
+
 /// A topic whose task panics ends: else its followers would wait for ever.
 struct Ending {
     topics: Arc<Mutex<Topics>>,
@@ -217,14 +255,14 @@ impl Drop for Ending {
     }
 }
 
-fn lock(topics: &Mutex<Topics>) -> MutexGuard<'_, Topics> {
+fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
     // every statement leaves the map consistent
-    topics.lock().unwrap_or_else(PoisonError::into_inner)
+    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub async fn stream(State(site): State<Site>, viewer: Viewer, Query(asked): Query<Asked>) -> Result<Response, Problem> {
     let watched = asked.watched()?;
-    let place = site.live().enter()?;
+    let place = site.live().enter(viewer.key)?;
     let audience = viewer.audience;
     let key = (watched, audience.clone());
     let shutdown = site.live().shutdown.clone();
@@ -349,9 +387,16 @@ mod tests {
     #[test]
     fn streams_are_bounded() {
         let live = Live::new(CancellationToken::new());
-        let places: Vec<_> = (0..STREAMS_MAX).map(|_| live.enter().unwrap()).collect();
-        assert_eq!(live.enter().unwrap_err().status, 503);
-        drop(places);
-        assert!(live.enter().is_ok());
+        let key = |number: usize| Some(Uuid::from_u128(number as u128));
+        let one: Vec<_> = (0..STREAMS_PER_KEY_MAX).map(|_| live.enter(key(0)).unwrap()).collect();
+        assert_eq!(live.enter(key(0)).unwrap_err().status, 503);
+        let others = STREAMS_PER_KEY_MAX..STREAMS_MAX;
+        let others: Vec<_> = others.map(|number| live.enter(key(number)).unwrap()).collect();
+        assert_eq!(live.enter(key(STREAMS_MAX)).unwrap_err().status, 503);
+        drop(one);
+        let again = live.enter(key(0)).unwrap();
+        drop((others, again));
+        assert!(lock(&live.streams_of).is_empty());
+        assert_eq!(live.streams.available_permits(), STREAMS_MAX);
     }
 }

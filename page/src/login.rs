@@ -149,15 +149,17 @@ fn check_origin(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), P
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::texts::NoTexts;
     use axum::body::Body;
     use axum::http::Request;
     use edge::auth::Auth;
+    use std::sync::Arc;
     use tokio_util::sync::CancellationToken;
     use tower::ServiceExt;
 
     fn site(auth: Auth) -> Site {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").unwrap();
-        Site::new(pool, "demo", auth, CancellationToken::new())
+        Site::new(pool, "demo", auth, Arc::new(NoTexts), CancellationToken::new())
     }
 
     async fn send(request: axum::http::request::Builder, body: &str) -> Response {

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::live::Live;
+use crate::texts::Texts;
 
 /// For one statement, in milliseconds.
 const STATEMENT_MS_MAX: &str = "5000";
@@ -16,16 +17,16 @@ const STATEMENT_MS_MAX: &str = "5000";
 const HEAVY_MAX: usize = 2;
 
 /// The pages of one policy. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Site(Arc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     pool: PgPool,
     policy: String,
     auth: Auth,
     heavy: Semaphore,
     live: Live,
+    texts: Arc<dyn Texts>,
 }
 
 /// A transaction that reads.
@@ -33,13 +34,14 @@ pub type Reader = Transaction<'static, Postgres>;
 
 impl Site {
     /// `auth`: what `/login` checks keys with. `shutdown` ends the live streams.
-    pub fn new(pool: PgPool, policy: &str, auth: Auth, shutdown: CancellationToken) -> Self {
+    pub fn new(pool: PgPool, policy: &str, auth: Auth, texts: Arc<dyn Texts>, shutdown: CancellationToken) -> Self {
         Self(Arc::new(Inner {
             pool,
             policy: policy.to_owned(),
             auth,
             heavy: Semaphore::new(HEAVY_MAX),
             live: Live::new(shutdown),
+            texts,
         }))
     }
 
@@ -49,6 +51,10 @@ impl Site {
 
     pub fn auth(&self) -> &Auth {
         &self.0.auth
+    }
+
+    pub fn texts(&self) -> &dyn Texts {
+        &*self.0.texts
     }
 
     pub fn live(&self) -> &Live {

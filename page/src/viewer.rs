@@ -4,14 +4,17 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use edge::Problem;
 use edge::auth::{Principal, Scope};
+use uuid::Uuid;
 
 /// Whoever opened a page.
 #[derive(Debug, Clone)]
 pub struct Viewer {
     /// Of the key.
     pub label: String,
-    /// Whether there is a key to forget.
-    pub has_key: bool,
+    /// Its lineage, which a renewed key shares. `None`: no key is needed, and there is none to forget.
+    pub key: Option<Uuid>,
+    /// Prompts and answers.
+    pub may_read_texts: bool,
     pub audience: Audience,
 }
 
@@ -47,7 +50,8 @@ impl From<&Principal> for Viewer {
         let scopes = principal.scopes;
         Self {
             label: principal.label.clone(),
-            has_key: principal.key.is_some(),
+            key: principal.key.map(|key| key.lineage),
+            may_read_texts: scopes.allow(Scope::Texts),
             audience: Audience {
                 tenant: (!scopes.allow(Scope::Admin)).then(|| principal.tenant.clone()),
                 may_release: scopes.allow(Scope::Release),

@@ -23,12 +23,13 @@ impl Args {
         role.own_policy(config).await?;
         signing_keys::prepare(config, &role.pool, "control", "release").await?;
         let listener = role.listen(config, Part::Control).await?;
+        let store = policy_store::open(config)?;
         let releases = ReleaseService::new(
             config.release.clone(),
             config.learning(),
             config.policy.name.clone(),
             role.pool.clone(),
-            policy_store::open(config)?,
+            store.clone(),
             &config.keys_dir(),
             Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
         )?;
@@ -49,12 +50,24 @@ impl Args {
         let policy = &config.policy.name;
         // people who look at the pages keep their key in a cookie
         let auth = role.auth.clone().with_cookies();
-        let site = page::Site::new(role.pool.clone(), policy, auth.clone(), role.shutdown.clone());
+        let texts = Arc::new(control_api::Texts::new(
+            role.pool.clone(),
+            policy,
+            store,
+            config.keys_dir(),
+        ));
+        let site = page::Site::new(
+            role.pool.clone(),
+            policy,
+            auth.clone(),
+            texts.clone(),
+            role.shutdown.clone(),
+        );
         let routes = control_api::routes(
             &role.pool,
             site,
-            policy,
             releases.clone(),
+            texts,
             exports.ok(),
             report,
             config.harness_urls(),

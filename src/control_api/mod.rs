@@ -1,6 +1,6 @@
 //! The control API: the routers of the crates that own runs, versions, releases and the fleet, two
-//! read-only queries that span crates (the ledger, and the origin of a generation), the page for
-//! browsers, and the demo's report.
+//! read-only queries that span crates (the ledger, and the origin of a generation), rewards of an arm over
+//! time, the page for browsers, and the demo's report.
 //!
 //! The two queries answer every tenant about what it logged itself, and nobody about others. All
 //! other routes are about the policy, and only for its tenant. Administrators may use all of them.
@@ -9,10 +9,14 @@ mod evaluator;
 mod ledger;
 mod origin;
 mod report;
+mod rewards;
+mod texts;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use evaluator::Evaluations;
+pub use texts::Texts;
 
 use edge::Problem;
 use edge::auth::{Principal, Scope};
@@ -28,17 +32,25 @@ const LEDGERS_AT_ONCE: usize = 2;
 /// Running ones and those that wait.
 const LEDGERS_PER_KEY: usize = 2;
 
+/// Rewards of up to a hundred periods with a thousand answers each.
+const REWARDS_AT_ONCE: usize = 2;
+const REWARDS_PER_KEY: usize = 4;
+/// Texts, for which up to ten thousand prompts are compared.
+const TEXTS_AT_ONCE: usize = 2;
+const TEXTS_PER_KEY: usize = 4;
+
 /// All routes. `report`: the path of the demo's report. `exports`: where exports of datasets lie.
 pub fn routes(
     pool: &PgPool,
     site: page::Site,
-    policy: &str,
     releases: ReleaseService,
+    texts: Arc<Texts>,
     exports: Option<Exports>,
     report: PathBuf,
     harness_urls: trainer::api::HarnessUrls,
 ) -> Routes {
     let read = Scope::Read;
+    let policy = site.policy();
     let queries = Routes::new()
         .route(
             read,
@@ -53,10 +65,28 @@ pub fn routes(
             get(origin::origin),
         )
         .with_state(pool.clone());
+    let rewards = Routes::new()
+        .route(
+            read,
+            "/v1/rewards",
+            "What users did with an arm's answers now and before",
+            get(rewards::rewards).in_turn(Turns::new(REWARDS_AT_ONCE, REWARDS_PER_KEY)),
+        )
+        .with_state((pool.clone(), policy.to_owned()));
+    let texts = Routes::new()
+        .route(
+            Scope::Texts,
+            "/v1/generations/{id}/texts",
+            "A prompt and its answers",
+            get(texts::texts).in_turn(Turns::new(TEXTS_AT_ONCE, TEXTS_PER_KEY)),
+        )
+        .with_state(texts);
     let report = Routes::new()
         .route(read, "/report", "The demo's report", get(report::page).page())
         .with_state(report);
     let of_the_policy = report
+        .merge(rewards)
+        .merge(texts)
         .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))

@@ -21,6 +21,8 @@ pub enum Scope {
     Replica,
     /// Read models, runs, versions, releases, the fleet, the ledger and metrics.
     Read,
+    /// See prompts and answers.
+    Texts,
     /// Schedule, pause and cancel runs.
     Research,
     /// Move versions to users.
@@ -30,13 +32,14 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Feedback,
         Self::Generations,
         Self::Completions,
         Self::Priority,
         Self::Replica,
         Self::Read,
+        Self::Texts,
         Self::Research,
         Self::Release,
         Self::Admin,
@@ -50,6 +53,7 @@ impl Scope {
             Self::Priority => "priority",
             Self::Replica => "replica",
             Self::Read => "read",
+            Self::Texts => "texts",
             Self::Research => "research",
             Self::Release => "release",
             Self::Admin => "admin",
@@ -65,6 +69,7 @@ impl Scope {
             Self::Priority => "have completions go before other callers': a `priority` below 0",
             Self::Replica => "report to `control` as a replica",
             Self::Read => "read models, runs, versions, releases, the fleet, the ledger and metrics",
+            Self::Texts => "see prompts and answers; each reading is in the audit",
             Self::Research => "schedule, pause and cancel runs",
             Self::Release => "move versions to users",
             Self::Admin => "everything",

@@ -4,6 +4,7 @@
 //! allows it.
 
 pub mod one;
+pub mod texts;
 
 use axum::extract::State;
 use edge::Problem;
@@ -164,7 +165,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
 }
 
 /// Why there is no text.
-pub const NO_TEXT: &str = "this role may not read prompts and answers, and no key can allow it.";
+pub const NO_TEXT: &str = "they need a key with the scope texts; each reading is in the audit.";
 
 fn filter(asked: &Asked, hours: i32) -> Markup {
     let fields: [(&str, &str, &str, Option<String>); 6] = [

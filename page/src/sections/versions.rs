@@ -13,15 +13,22 @@ use report::chart::{Axis, Chart, Point, Series};
 use report::number::{decimal, percent, range};
 use serde::Deserialize;
 use sqlx::PgConnection;
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::layout::{Page, Region, Shown, table, text};
+use crate::rewards::{self, Period};
 use crate::site::{Site, unavailable};
 use crate::viewer::Viewer;
 use crate::words::{ago, bytes, count, version, version_or_none};
 
 const VERSIONS_MAX: i64 = 30;
+/// Of `champion`, beside the last one: how long periods are, and how long ago they ended.
+const COMPARED: Duration = Duration::minutes(15);
+const COMPARED_AGES: [Duration; 4] = [Duration::ZERO, Duration::HOUR, Duration::DAY, Duration::WEEK];
+const COMPARED_NAMES: [&str; 4] = ["now", "an hour ago", "a day ago", "a week ago"];
+/// Of the chart.
+const HOURS: i64 = 24;
 /// With fewer users an interval is so wide that the chart shows nothing else.
 const DRAWN_USERS_MIN: usize = 5;
 
@@ -100,15 +107,32 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
     let tenant = viewer.audience.tenant();
     let read = async {
         let mut reader = site.read(tenant).await?;
+        let champion = (site.policy(), "champion");
+        let before = rewards::read(&mut reader, champion, COMPARED, &COMPARED_AGES, tenant)
+            .await
+            .map_err(unavailable)?;
+        let hours = rewards::read(&mut reader, champion, Duration::HOUR, &hours(), tenant)
+            .await
+            .map_err(unavailable)?;
         let versions = read(&mut reader, site.policy(), &asked).await.map_err(unavailable)?;
         let serials: Vec<i64> = versions.iter().map(|version| version.serial).collect();
         let uses = uses(&mut reader, site.policy(), &serials, tenant)
             .await
             .map_err(unavailable)?;
-        Ok((versions, uses))
+        Ok((versions, uses, before, hours))
     };
-    let (versions, uses) = site.read_many(read).await?;
-    let regions = [Region {
+    let (versions, uses, before, hours) = site.read_many(read).await?;
+    let compared = Region {
+        id: "compared",
+        title: "Is champion worse than before?",
+        body: compared(&before, &hours),
+        sources: vec![
+            "springtide release compare".into(),
+            "springtide release compare --period 1h --since 1d".into(),
+            "GET /v1/rewards?arm=champion".into(),
+        ],
+    };
+    let by_version = Region {
         id: "versions",
         title: "Reward and size",
         body: shown(&versions, &uses, OffsetDateTime::now_utc()),
@@ -117,17 +141,102 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
             format!("GET /v1/versions?limit={VERSIONS_MAX}"),
             "rewards: the newest 200 answers of each version to users, in generation and trajectory".into(),
         ],
-    }];
+    };
+    let regions = [compared, by_version];
     let page = Page {
         title: "Versions",
         section: "/versions",
-        lead: html! { "The newest versions, what users thought of their newest answers, and how large they are." },
+        lead: html! { "What users think of champion now and before; then the newest versions, by reward and size." },
         live: None,
         top: filter(&asked),
         regions: &regions,
         bottom: older(&versions, &asked),
     };
     Ok(page.show(&site, &viewer))
+}
+
+/// How long ago the hours of the chart ended, the oldest first.
+fn hours() -> Vec<Duration> {
+    (0..HOURS).rev().map(Duration::hours).collect()
+}
+
+fn compared(before: &[Period], hours: &[Period]) -> Markup {
+    let rows: Vec<Vec<Markup>> = before
+        .iter()
+        .zip(COMPARED_NAMES)
+        .enumerate()
+        .map(|(number, (period, name))| {
+            let (scored, users) = period.scored();
+            let share = |count: i64| percent((period.answers > 0).then(|| count as f64 / period.answers as f64), 0);
+            let difference = before.first().filter(|_| number > 0).and_then(|now| now.minus(period));
+            vec![
+                html! { b { (name) } },
+                match period.versions {
+                    Some([first, last]) if first != last => html! { (version(first)) "–" (version(last)) },
+                    of_one => version_or_none(of_one.map(|[first, _]| first)),
+                },
+                html! {
+                    (decimal(period.reward(), 3))
+                    @if let Some(ends) = period.interval() { " " small { (range(Some(ends), 3)) } }
+                },
+                html! {
+                    @match difference {
+                        Some(difference) => {
+                            span .bad[difference.is_below_zero()] { (decimal(Some(difference.mean), 3)) }
+                            " " small { (range(Some(difference.ci95), 3)) }
+                        }
+                        None => "–",
+                    }
+                },
+                html! { (text(scored)) small { " of " (text(users)) " users" } },
+                text(share(period.declined)),
+                text(share(period.aborted)),
+            ]
+        })
+        .collect();
+    let head = [
+        "15 minutes",
+        "versions",
+        "reward",
+        "now less that",
+        "scored",
+        "declined",
+        "failed",
+    ];
+    html! {
+        (table("champion now and before", &head, &rows, "champion has not answered yet."))
+        (hourly(hours))
+        p .note { "Of the newest " (rewards::ANSWERS_MAX) " answers to users in each period; intervals are 95%, by user." }
+    }
+}
+
+/// `hours`: as [`hours`] says.
+fn hourly(hours: &[Period]) -> Markup {
+    let ago = |at: usize| at as f64 + 1.0 - hours.len() as f64;
+    let points = hours.iter().enumerate().filter_map(|(at, period)| {
+        let mean = period.reward()?;
+        let (scored, users) = period.scored();
+        Some(Point {
+            x: ago(at),
+            y: mean,
+            ci95: period.interval().filter(|_| users >= DRAWN_USERS_MIN),
+            tooltip: format!("{} h: {} of {scored} answers", ago(at), decimal(Some(mean), 3)),
+        })
+    });
+    let points: Vec<Point> = points.collect();
+    let drawn = points.len() > 1;
+    let chart = Chart {
+        title: "Reward of champion by hour",
+        note: "hours before now; mean with its 95% interval by user",
+        x: Axis::around(points.iter().map(|point| point.x), 6.0, |hour| decimal(Some(hour), 0)),
+        format_y: |y| decimal(Some(y), 2),
+        from_zero: false,
+        series: vec![Series {
+            class: "primary",
+            points,
+        }],
+    };
+    html! { @if drawn { (chart.draw()) } }
 }
 
 fn filter(asked: &Asked) -> Markup {
@@ -260,6 +369,29 @@ mod tests {
             image_bytes: 3 << 20,
             created_at: NOW,
         }
+    }
+
+    #[test]
+    fn champion_now_stands_beside_what_it_was() {
+        use crate::rewards::tests::period;
+        let now = period(41, &[0.0, 0.1, 0.0, 0.1]);
+        let hour = period(41, &[0.0, 0.1, 0.1, 0.2]);
+        let day = period(7, &[0.8, 0.9, 0.8, 0.9]);
+        let periods = [now.clone(), hour.clone(), day, Period::default()];
+        let page = compared(&periods, &[hour, Period::default(), now]).into_string();
+        for part in [
+            "a day ago",
+            "a week ago",
+            "class=\"bad\">−0.8",
+            "4",
+            "20%",
+            "Reward of champion by hour",
+            "-2 h: 0.100",
+        ] {
+            assert!(page.contains(part), "{part}: {page}");
+        }
+        assert!(!page.contains("NaN"), "{page}");
+        assert_eq!(hours().last(), Some(&Duration::ZERO));
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! Integers are little-endian. The object ends with the last byte of the last entry.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -170,28 +171,14 @@ impl Checkpoint {
 
     /// [`from_bytes`](Self::from_bytes) on all threads. Also returns the verified content hash.
     pub fn from_bytes_on(object: &Bytes, threads: &Threads) -> Result<(Self, Digest), Error> {
-        let early = |_| Error::Malformed("it ends early");
-        let mut reader = Reader(object);
-        if reader.take(8).map_err(early)? != MAGIC {
-            return Err(Error::Malformed("it does not start with its magic"));
-        }
-        match reader.u32().map_err(early)? {
-            FORMAT_VERSION => {}
-            other => return Err(Error::FormatVersion(other)),
-        }
-        if reader.u32().map_err(early)? != 0 {
-            return Err(Error::Malformed("a reserved field is not zero"));
-        }
-        let root = reader.digest().map_err(early)?;
-        let length = usize::try_from(reader.u64().map_err(early)?)
-            .map_err(|_| Error::Malformed("its content index is too long"))?;
-        let encoded = reader.take(length).map_err(early)?;
-        if Digest::of(encoded) != root {
-            return Err(Error::Digest("content index".into()));
-        }
-        let index = ContentIndex::from_bytes(encoded)?;
+        let header = Header::from_bytes(object)?;
+        let root = header.root;
+        let mut position = usize::try_from(header.index.end)
+            .ok()
+            .filter(|&end| end <= object.len())
+            .ok_or(Error::Malformed("it ends early"))?;
+        let index = header.index_of(&object[HEADER_BYTES..position])?;
 
-        let mut position = object.len() - reader.0.len();
         let mut next = |size: u64| -> Result<Bytes, Error> {
             let start = position.next_multiple_of(ALIGNMENT);
             let end = usize::try_from(size)
@@ -224,6 +211,88 @@ impl Checkpoint {
             None => Ok((checkpoint, root)),
             Some(name) => Err(Error::Digest(name.into())),
         }
+    }
+}
+
+/// Bytes at the beginning of an object that say where its content index is.
+pub const HEADER_BYTES: usize = 56;
+
+/// The beginning of a checkpoint's object. With it, a reader finds the object's files without its tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// The version's content hash.
+    pub root: Digest,
+    /// Where the content index lies in the object.
+    pub index: Range<u64>,
+}
+
+/// Where a file lies in a checkpoint's object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePlace {
+    pub range: Range<u64>,
+    /// Of the file's bytes.
+    pub digest: Digest,
+}
+
+impl Header {
+    /// Reads the first [`HEADER_BYTES`] of `object`.
+    pub fn from_bytes(object: &[u8]) -> Result<Self, Error> {
+        let early = |_| Error::Malformed("it ends early");
+        let mut reader = Reader(object);
+        if reader.take(8).map_err(early)? != MAGIC {
+            return Err(Error::Malformed("it does not start with its magic"));
+        }
+        match reader.u32().map_err(early)? {
+            FORMAT_VERSION => {}
+            other => return Err(Error::FormatVersion(other)),
+        }
+        if reader.u32().map_err(early)? != 0 {
+            return Err(Error::Malformed("a reserved field is not zero"));
+        }
+        let root = reader.digest().map_err(early)?;
+        let begin = HEADER_BYTES as u64;
+        let end = begin.checked_add(reader.u64().map_err(early)?);
+        let end = end.ok_or(Error::Malformed("its content index is too long"))?;
+        Ok(Header {
+            root,
+            index: begin..end,
+        })
+    }
+
+    /// Reads the bytes of the content index, and verifies them.
+    fn index_of(&self, encoded: &[u8]) -> Result<ContentIndex, Error> {
+        if Digest::of(encoded) != self.root {
+            return Err(Error::Digest("content index".into()));
+        }
+        Ok(ContentIndex::from_bytes(encoded)?)
+    }
+
+    /// Where each file lies, from the verified bytes of the content index.
+    pub fn files(&self, encoded: &[u8]) -> Result<BTreeMap<String, FilePlace>, Error> {
+        let index = self.index_of(encoded)?;
+        let too_large = || Error::Malformed("its entries are too large");
+        let mut position = self.index.end;
+        let mut next = |size: u64| -> Result<Range<u64>, Error> {
+            let start = position
+                .checked_next_multiple_of(ALIGNMENT as u64)
+                .ok_or_else(too_large)?;
+            position = start.checked_add(size).ok_or_else(too_large)?;
+            Ok(start..position)
+        };
+        for tensor in &index.tensors {
+            next(tensor.size)?;
+        }
+        let place = |file: content_index::File| {
+            let range = next(file.size)?;
+            Ok((
+                file.name,
+                FilePlace {
+                    range,
+                    digest: file.digest,
+                },
+            ))
+        };
+        index.files.into_iter().map(place).collect()
     }
 }
 
@@ -268,6 +337,25 @@ pub(crate) mod tests {
             assert_eq!(back.root(), checkpoint.root());
             assert_eq!(back.to_bytes().unwrap(), object);
         }
+    }
+
+    #[test]
+    fn files_are_found_without_reading_tensors() {
+        let checkpoint = sample();
+        let object = checkpoint.to_bytes().unwrap();
+        let header = Header::from_bytes(&object[..HEADER_BYTES]).unwrap();
+        assert_eq!(header.root, checkpoint.root());
+        let of = |range: &Range<u64>| &object[range.start as usize..range.end as usize];
+        let places = header.files(of(&header.index)).unwrap();
+        assert_eq!(places.len(), checkpoint.files.len());
+        for (name, place) in &places {
+            assert_eq!(of(&place.range), &checkpoint.files[name][..], "{name}");
+            assert_eq!(place.digest, Digest::of(&checkpoint.files[name]));
+        }
+        let mut broken = of(&header.index).to_vec();
+        broken[20] ^= 1;
+        assert!(matches!(header.files(&broken), Err(Error::Digest(_))));
+        assert!(Header::from_bytes(&object[..HEADER_BYTES - 1]).is_err());
     }
 
     #[test]

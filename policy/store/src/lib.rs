@@ -26,6 +26,7 @@ mod cache;
 mod catalog;
 mod documents;
 mod download;
+mod files;
 mod fsck;
 mod gc;
 mod keys;

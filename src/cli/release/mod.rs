@@ -1,6 +1,7 @@
 //! `springtide release`: who is served by which version. A client of the control API.
 
 mod arms;
+mod compare;
 mod view;
 
 use serde_json::{Value, json};
@@ -49,6 +50,10 @@ pub enum Command {
     ///
     /// Example: springtide release arms --set learner=0.2,champion=0.7,base=0.1 --reason "wider"
     Arms(arms::Args),
+    /// Compare what users do with an alias's answers now with an hour, a day and a week ago.
+    ///
+    /// Example: springtide release compare --period 5m --since 6h
+    Compare(compare::Args),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -95,6 +100,7 @@ impl Command {
             Self::Pin(to) => to.send(&client, "pin").await,
             Self::Judge(judgment) => judgment.send(&client).await,
             Self::Arms(arms) => arms.run(&client).await,
+            Self::Compare(compare) => compare.run(&client).await,
         }
     }
 }

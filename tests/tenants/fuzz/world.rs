@@ -21,13 +21,14 @@ use crate::tenants::{REQUIRED, key};
 pub const SOON: Duration = Duration::from_secs(90);
 /// The key of relay and collector, which have no table of keys. It is the first tenant's.
 pub const CALLER_KEY: &str = "spring_caller_of_alpha";
-const SCOPES: [Scope; 8] = [
+const SCOPES: [Scope; 9] = [
     Scope::Feedback,
     Scope::Generations,
     Scope::Completions,
     Scope::Priority,
     Scope::Replica,
     Scope::Read,
+    Scope::Texts,
     Scope::Research,
     Scope::Release,
 ];

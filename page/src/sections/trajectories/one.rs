@@ -1,5 +1,5 @@
 //! `/trajectories/{id}`: one answer: who sampled it, what users made of it, what became of it, and the
-//! other turns of its episode. Without texts and without the user's key, which are in no answer.
+//! other turns of its episode. Without the user's key; texts are a page of their own (`texts`).
 
 use axum::extract::State;
 use edge::Problem;
@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::NO_TEXT;
+use super::{NO_TEXT, texts};
 use crate::layout::{Page, Region, Shown, table, text};
 use crate::site::{Site, unavailable};
 use crate::viewer::Viewer;
@@ -130,7 +130,10 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Path(id): Path<Uuid>
         live: None,
         top: html! {},
         regions: &regions,
-        bottom: html! { p .note { "Prompt and answer are not shown: " (NO_TEXT) } },
+        bottom: match viewer.may_read_texts {
+            true => texts::form(id),
+            false => html! { p .note { "Prompt and answer are not shown: " (NO_TEXT) } },
+        },
     };
     Ok(page.show(&site, &viewer))
 }

@@ -2,6 +2,7 @@
 //! repair.
 
 mod faults;
+mod files;
 mod fsck;
 mod gc;
 mod parts;

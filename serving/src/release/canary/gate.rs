@@ -39,6 +39,8 @@ struct Run {
     status: String,
     reason: Option<String>,
     result: Option<serde_json::Value>,
+    /// Seconds since it was queued.
+    age: f64,
 }
 
 /// Of `run.result`.
@@ -75,10 +77,11 @@ pub async fn look(
     }
     let runs = sqlx::query_as!(
         Run,
-        "select r.id, r.status, r.reason, r.result
+        r#"select r.id, r.status, r.reason, r.result,
+                extract(epoch from clock_timestamp() - r.created_at)::float as "age!"
          from unnest($1::uuid[]) with ordinality as asked (id, place)
          join run r on r.id = asked.id
-         order by asked.place",
+         order by asked.place"#,
         &ids
     )
     .fetch_all(connection)
@@ -131,6 +134,13 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
                     run.reason.as_deref().unwrap_or("springtide run show says why")
                 ));
             }
+            status if run.age > wanted.timeout.0.as_secs_f64() => {
+                return Gate::Refused(format!(
+                    "evaluation run {} is still {status} after {} s: see that the trainer works, and propose the version again",
+                    run.id,
+                    wanted.timeout.0.as_secs()
+                ));
+            }
             _ => return Gate::Waits,
         }
         let read = run.result.clone().map(serde_json::from_value::<Measured>);
@@ -180,12 +190,15 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::release::canary::strategy::Span;
     use serde_json::{Value, json};
+    use std::time::Duration;
 
     fn wanted() -> Evaluation {
         Evaluation {
             dataset: "held-out@1".into(),
             margin: 0.02,
+            timeout: Span(Duration::from_secs(3600)),
         }
     }
 
@@ -195,6 +208,7 @@ mod tests {
             status: status.into(),
             reason: None,
             result: Some(result),
+            age: 30.0,
         }
     }
 
@@ -243,7 +257,16 @@ mod tests {
             judge(&wanted(), 40, &[running.clone(), estimated(40, 0.3)]),
             Gate::Waits
         );
-        assert_eq!(judge(&wanted(), 40, &[estimated(41, 0.3), running]), Gate::Waits);
+        assert_eq!(
+            judge(&wanted(), 40, &[estimated(41, 0.3), running.clone()]),
+            Gate::Waits
+        );
+        let forgotten = Run { age: 3601.0, ..running };
+        let refused = judge(&wanted(), 40, &[forgotten]);
+        assert!(
+            matches!(&refused, Gate::Refused(why) if why.contains("still running after 3600 s")),
+            "{refused:?}"
+        );
         for (runs, said) in [
             (vec![run("failed", Value::Null), estimated(40, 0.3)], "failed"),
             (vec![run("succeeded", json!([])), estimated(40, 0.3)], "cannot be read"),

@@ -79,11 +79,18 @@ pub struct Evaluation {
     /// its whole 95% interval. In units of reward. Default: 0.02.
     #[serde(default = "Evaluation::margin_default")]
     pub margin: f64,
+    /// How long the evaluations may take. Then the version is refused. Default: an hour.
+    #[serde(default = "Evaluation::timeout_default")]
+    pub timeout: Span,
 }
 
 impl Evaluation {
     fn margin_default() -> f64 {
         0.02
+    }
+
+    fn timeout_default() -> Span {
+        Span(Duration::from_secs(3600))
     }
 }
 

@@ -1,0 +1,162 @@
+//! What users did with an arm's answers in some periods, to compare now with before.
+
+use report::{Clusters, Interval};
+use serde::Serialize;
+use sqlx::PgConnection;
+use time::{Duration, OffsetDateTime};
+
+/// Answers of one period that are read: the newest ones.
+pub const ANSWERS_MAX: i64 = 1_000;
+
+/// What users did in one period. They may be the users of another period too.
+#[derive(Debug, Clone, Default)]
+pub struct Period {
+    /// The first and last version that answered.
+    pub versions: Option<[i64; 2]>,
+    pub answers: i64,
+    pub declined: i64,
+    /// Failed, or not waited for.
+    pub aborted: i64,
+    rewards: Clusters<(String, String)>,
+}
+
+/// A period as JSON.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Shown {
+    /// From the end of the period until now, in seconds.
+    pub ago: i64,
+    /// `null`: no answers.
+    pub first_version: Option<i64>,
+    pub last_version: Option<i64>,
+    /// At most 1,000, the newest of the period.
+    pub answers: i64,
+    pub declined: i64,
+    /// Failed, or not waited for.
+    pub aborted: i64,
+    /// Answers with a reward, and how many users they are of.
+    pub scored: u64,
+    pub users: usize,
+    /// Mean, with its 95% interval by user.
+    pub reward: Option<f64>,
+    pub interval: Option<[f64; 2]>,
+    /// Mean reward of the first period less that of this one. `null` in the first.
+    pub difference: Option<Interval>,
+}
+
+impl Period {
+    pub fn reward(&self) -> Option<f64> {
+        self.rewards.mean()
+    }
+
+    pub fn interval(&self) -> Option<[f64; 2]> {
+        self.rewards.interval().map(|interval| interval.ci95)
+    }
+
+    /// Scored answers, and their users.
+    pub fn scored(&self) -> (u64, usize) {
+        (self.rewards.n(), self.rewards.len())
+    }
+
+    /// The difference of mean rewards, with the 95% interval for different users. Those who are in both
+    /// make it wider than need be, as long as what one gives in one period goes with what they give in
+    /// the other.
+    pub fn minus(&self, other: &Period) -> Option<Interval> {
+        Some(self.rewards.estimate()?.minus(other.rewards.estimate()?))
+    }
+}
+
+/// As JSON, compared with the first one. `ages`: see [`read`].
+pub fn shown(periods: &[Period], ages: &[Duration]) -> Vec<Shown> {
+    let shown = |(number, (period, ago)): (usize, (&Period, &Duration))| {
+        let (scored, users) = period.scored();
+        Shown {
+            ago: ago.whole_seconds(),
+            first_version: period.versions.map(|[first, _]| first),
+            last_version: period.versions.map(|[_, last]| last),
+            answers: period.answers,
+            declined: period.declined,
+            aborted: period.aborted,
+            scored,
+            users,
+            reward: period.reward(),
+            interval: period.interval(),
+            difference: periods
+                .first()
+                .filter(|_| number > 0)
+                .and_then(|first| first.minus(period)),
+        }
+    };
+    periods.iter().zip(ages).enumerate().map(shown).collect()
+}
+
+/// What users did in the periods of this length that ended so long ago, in their order.
+pub async fn read(
+    reader: &mut PgConnection,
+    (policy, arm): (&str, &str),
+    length: Duration,
+    ages: &[Duration],
+    tenant: Option<&str>,
+) -> sqlx::Result<Vec<Period>> {
+    let now = OffsetDateTime::now_utc();
+    let ends: Vec<OffsetDateTime> = ages.iter().map(|ago| now.saturating_sub(*ago)).collect();
+    let begins: Vec<OffsetDateTime> = ends.iter().map(|end| end.saturating_sub(length)).collect();
+    let rows = sqlx::query_file!("src/rewards.sql", policy, arm, &begins, &ends, tenant, ANSWERS_MAX)
+        .fetch_all(reader)
+        .await?;
+    let mut periods = vec![Period::default(); ages.len()];
+    for row in rows {
+        let number = usize::try_from(row.period - 1).ok();
+        let Some(period) = number.and_then(|number| periods.get_mut(number)) else {
+            continue;
+        };
+        let [first, last] = period.versions.unwrap_or([row.first_version, row.last_version]);
+        period.versions = Some([first.min(row.first_version), last.max(row.last_version)]);
+        period.answers += row.answers;
+        period.declined += row.declined;
+        period.aborted += row.aborted;
+        if row.scored > 0 {
+            period
+                .rewards
+                .add_many((row.tenant_id, row.user_key), row.reward, row.scored as f64);
+        }
+    }
+    Ok(periods)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Users with one answer each.
+    pub(crate) fn period(version: i64, rewards: &[f64]) -> Period {
+        let users = rewards.iter().enumerate();
+        Period {
+            versions: Some([version, version + 1]),
+            answers: rewards.len() as i64 + 1,
+            declined: 1,
+            aborted: 0,
+            rewards: users
+                .map(|(user, &reward)| (("t".to_owned(), user.to_string()), reward))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn periods_are_compared_with_the_first() {
+        let periods = [period(7, &[0.5, 0.7]), period(3, &[0.1, 0.3]), Period::default()];
+        let ages = [Duration::ZERO, Duration::HOUR, Duration::DAY];
+        let [now, hour, day] = <[Shown; 3]>::try_from(shown(&periods, &ages)).unwrap();
+        assert_eq!((now.ago, now.first_version, now.last_version), (0, Some(7), Some(8)));
+        assert_eq!((now.answers, now.scored, now.users, now.difference), (3, 2, 2, None));
+        assert!((now.reward.unwrap() - 0.6).abs() < 1e-12);
+        let difference = hour.difference.unwrap();
+        assert!(
+            (difference.mean - 0.4).abs() < 1e-12 && difference.ci95[0] < 0.4,
+            "{difference:?}"
+        );
+        assert_eq!(
+            (day.ago, day.answers, day.reward, day.difference),
+            (86_400, 0, None, None)
+        );
+    }
+}

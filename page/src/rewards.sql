@@ -1,0 +1,26 @@
+-- What users did with the newest answers of an arm in each period, by user.
+-- $1 policy, $2 arm, $3 and $4 begins and ends of the periods, $5 tenant (null: all), $6 answers of a period at most.
+select period.number as "period!",
+       g.tenant_id,
+       g.user_key,
+       min(g.version) as "first_version!",
+       max(g.version) as "last_version!",
+       count(*) as "answers!",
+       count(*) filter (where g.declined) as "declined!",
+       count(*) filter (where g.finish_reason = 'abort') as "aborted!",
+       count(t.reward) as "scored!",
+       coalesce(sum(t.reward), 0) as "reward!"
+from unnest($3::timestamptz[], $4::timestamptz[]) with ordinality as period (begins, ends, number)
+cross join lateral (
+    select g.id, g.tenant_id, g.user_key, g.version, g.declined, g.finish_reason
+    from generation g
+    where g.policy = $1 and g.arm = $2 and g.purpose = 'production'
+      and g.proven                  -- a replica sampled it, and nobody made it up
+      and not g.decline_suppressed  -- an answer that was forced is not the policy's own
+      and g.id >= first_generation_id(period.begins) and g.id < first_generation_id(period.ends)
+      and ($5::text is null or g.tenant_id = $5)
+    order by g.id desc
+    limit $6
+) g
+left join trajectory t on t.generation_id = g.id
+group by period.number, g.tenant_id, g.user_key

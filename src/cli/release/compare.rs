@@ -1,0 +1,185 @@
+//! `springtide release compare`: whether users are worse served than before.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cli::control_client::ControlClient;
+use crate::cli::output::{Output, cell, rows, table};
+use crate::cli::values::age;
+
+/// As in `GET /v1/rewards`.
+const PERIODS_MAX: u64 = 100;
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Alias that answered.
+    #[arg(long, default_value = "champion")]
+    arm: String,
+    /// Length of each period.
+    #[arg(long, default_value = "15m", value_parser = age)]
+    period: Duration,
+    /// How long ago the periods ended that the last one is compared with.
+    #[arg(long, default_value = "1h,1d,7d", value_parser = age, value_delimiter = ',', value_name = "AGES")]
+    ago: Vec<Duration>,
+    /// Instead: every period from so long ago until now.
+    #[arg(long, value_parser = age, value_name = "AGE", conflicts_with = "ago")]
+    since: Option<Duration>,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Args {
+    pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
+        let period = self.period.as_secs();
+        anyhow::ensure!(period > 0, "--period must be at least 1s");
+        let ages: Vec<u64> = match self.since {
+            Some(since) => {
+                let count = since.as_secs().div_ceil(period).max(1);
+                anyhow::ensure!(
+                    count <= PERIODS_MAX,
+                    "--since has {count} periods of --period; at most {PERIODS_MAX} can be read together: make --period longer"
+                );
+                (0..count).map(|number| number * period).collect()
+            }
+            None => [0].into_iter().chain(self.ago.iter().map(Duration::as_secs)).collect(),
+        };
+        let ages: Vec<String> = ages.iter().map(u64::to_string).collect();
+        let (period, ages) = (period.to_string(), ages.join(","));
+        let query = [("arm", &*self.arm), ("period", &*period), ("ago", &*ages)];
+        let rewards: Value = client.get("/v1/rewards", &query).await?;
+        self.output.print(&rewards, || text(&rewards))
+    }
+}
+
+fn text(rewards: &Value) -> String {
+    let head = [
+        "ended",
+        "versions",
+        ">answers",
+        ">users",
+        ">declined",
+        ">failed",
+        ">reward",
+        "95%",
+        ">now less that",
+        "95%",
+    ];
+    let mut text = format!(
+        "{}, in periods of {}\n",
+        cell(&rewards["arm"]),
+        ago(rewards["period"].as_u64().unwrap_or(0))
+    );
+    text += &table(head, rows(&rewards["periods"]).map(row));
+    text += &format!("\n{}", verdict(&rewards["periods"]));
+    text
+}
+
+fn row(period: &Value) -> [String; 10] {
+    let versions = match [&period["first_version"], &period["last_version"]].map(Value::as_i64) {
+        [Some(first), Some(last)] if first != last => format!("{first}–{last}"),
+        [Some(first), _] => first.to_string(),
+        _ => String::new(),
+    };
+    let share = |field: &str| match (period[field].as_f64(), period["answers"].as_f64()) {
+        (Some(count), Some(answers)) if answers > 0.0 => format!("{:.0}%", count / answers * 100.0),
+        _ => String::new(),
+    };
+    let difference = &period["difference"];
+    [
+        when(period),
+        versions,
+        cell(&period["answers"]),
+        cell(&period["users"]),
+        share("declined"),
+        share("aborted"),
+        number(&period["reward"]),
+        interval(&period["interval"]),
+        number(&difference["mean"]),
+        interval(&difference["ci95"]),
+    ]
+}
+
+fn when(period: &Value) -> String {
+    match period["ago"].as_u64() {
+        None | Some(0) => "now".to_owned(),
+        Some(seconds) => format!("{} ago", ago(seconds)),
+    }
+}
+
+fn ago(seconds: u64) -> String {
+    humantime::format_duration(Duration::from_secs(seconds)).to_string()
+}
+
+fn number(value: &Value) -> String {
+    value.as_f64().map_or(String::new(), |value| format!("{value:+.3}"))
+}
+
+fn interval(ends: &Value) -> String {
+    match [&ends[0], &ends[1]].map(Value::as_f64) {
+        [Some(low), Some(high)] => format!("[{low:+.3}, {high:+.3}]"),
+        _ => String::new(),
+    }
+}
+
+/// One sentence.
+fn verdict(periods: &Value) -> String {
+    let compared: Vec<&Value> = rows(periods).filter(|period| !period["difference"].is_null()).collect();
+    let worse = compared
+        .iter()
+        .filter(|period| period["difference"]["ci95"][1].as_f64() < Some(0.0));
+    let worse: Vec<String> = worse.map(|period| when(period)).collect();
+    match (compared.is_empty(), worse.is_empty()) {
+        (true, _) => "There is nothing to compare with: give other ages with --ago.".to_owned(),
+        (false, true) => "Now is not surely worse than any of them.".to_owned(),
+        (false, false) => format!("Now is worse than {}.", worse.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn period(ago: u64, versions: [i64; 2], difference: &Value) -> Value {
+        json!({
+            "ago": ago, "first_version": versions[0], "last_version": versions[1], "answers": 200, "declined": 50,
+            "aborted": 2, "scored": 180, "users": 40, "reward": 0.0512, "interval": [0.01, 0.09], "difference": difference,
+        })
+    }
+
+    #[test]
+    fn now_stands_beside_what_was() {
+        let worse = json!({"mean": -0.1, "ci95": [-0.15, -0.05]});
+        let same = json!({"mean": 0.01, "ci95": [-0.02, 0.04]});
+        let empty = json!({"ago": 604_800, "first_version": null, "last_version": null, "answers": 0, "declined": 0,
+            "aborted": 0, "scored": 0, "users": 0, "reward": null, "interval": null, "difference": null});
+        let periods = json!([
+            period(0, [41, 43], &Value::Null),
+            period(3_600, [40, 40], &same),
+            period(86_400, [7, 9], &worse),
+            empty,
+        ]);
+        let text = text(&json!({"arm": "champion", "period": 900, "periods": periods}));
+        for part in [
+            "champion, in periods of 15m",
+            "41–43",
+            "1h ago",
+            "25%",
+            "+0.051",
+            "[-0.150, -0.050]",
+            "Now is worse than 1day ago.",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("null") && !text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn without_anything_before_it_says_so() {
+        let one = json!([period(0, [1, 1], &Value::Null)]);
+        assert!(verdict(&one).contains("nothing to compare"));
+        let same = period(60, [1, 1], &json!({"mean": 0.0, "ci95": [-0.1, 0.1]}));
+        assert!(verdict(&json!([one[0], same])).contains("not surely worse"));
+    }
+}

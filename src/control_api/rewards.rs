@@ -1,0 +1,96 @@
+//! `GET /v1/rewards`: what users did with an arm's answers now, and in periods before.
+
+use axum::extract::State;
+use edge::Problem;
+use edge::auth::Principal;
+use edge::json::Json;
+use edge::query::Query;
+use page::rewards::{self, Shown};
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use time::Duration;
+
+/// Periods of one answer.
+const PERIODS_MAX: usize = 100;
+const AGO_MAX: i64 = 366 * 24 * 3600;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Default: `champion`.
+    arm: Option<String>,
+    /// Length of a period in seconds. Default: 900.
+    period: Option<i64>,
+    /// How many seconds ago each period ended, with commas between. Default: now, and an hour, a day and a
+    /// week ago.
+    ago: Option<String>,
+    /// Only what this tenant logged. Default: the caller's, for administrators all.
+    tenant: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Rewards {
+    arm: String,
+    /// Seconds.
+    period: i64,
+    periods: Vec<Shown>,
+}
+
+pub async fn rewards(
+    State((pool, policy)): State<(PgPool, String)>,
+    principal: Principal,
+    Query(asked): Query<Asked>,
+) -> Result<Json<Rewards>, Problem> {
+    let arm = asked.arm.as_deref().unwrap_or("champion");
+    let seconds = asked.period.unwrap_or(900);
+    if !(1..=AGO_MAX).contains(&seconds) {
+        return Err(Problem::bad_request(format!(
+            "period is {seconds}; give 1 to {AGO_MAX} seconds"
+        )));
+    }
+    let ages = ages(asked.ago.as_deref().unwrap_or("0,3600,86400,604800")).map_err(Problem::bad_request)?;
+    let tenant = super::visible_tenant(&principal, asked.tenant.as_deref())?;
+    let read = async {
+        let mut snapshot = pool
+            .begin_with("begin isolation level repeatable read read only")
+            .await?;
+        super::show(&mut snapshot, tenant).await?;
+        rewards::read(&mut snapshot, (&policy, arm), Duration::seconds(seconds), &ages, tenant).await
+    };
+    let periods = read
+        .await
+        .map_err(|error| Problem::of_database(error, |error| Problem::internal(format!("read rewards: {error}"))))?;
+    Ok(Json(Rewards {
+        arm: arm.to_owned(),
+        period: seconds,
+        periods: rewards::shown(&periods, &ages),
+    }))
+}
+
+fn ages(text: &str) -> Result<Vec<Duration>, String> {
+    let one = |text: &str| {
+        let seconds = text
+            .trim()
+            .parse()
+            .ok()
+            .filter(|seconds| (0..=AGO_MAX).contains(seconds));
+        seconds.map(Duration::seconds)
+    };
+    let ages: Option<Vec<Duration>> = text.split(',').map(one).collect();
+    ages.filter(|ages| ages.len() <= PERIODS_MAX).ok_or_else(|| {
+        format!("ago is {text:?}; give 1 to {PERIODS_MAX} numbers of seconds with commas between, each 0 to {AGO_MAX}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_seconds_with_commas_between() {
+        assert_eq!(ages("0, 60").unwrap(), [Duration::ZERO, Duration::MINUTE]);
+        for text in ["", "1h", "-1", "0,,1", "99999999999", &vec!["1"; 101].join(",")] {
+            assert!(ages(text).unwrap_err().starts_with("ago is"), "{text}");
+        }
+    }
+}
