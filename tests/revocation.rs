@@ -279,9 +279,9 @@ impl<'a> Fleet<'a> {
             }
             Scope::Research => vec![("POST", at(control, "/v1/runs"), json!({}))],
             Scope::Texts => vec![(
-                "GET",
-                at(control, &format!("/v1/generations/{}/texts?reason=theft", Uuid::nil())),
-                json!({}),
+                "POST",
+                at(control, &format!("/v1/generations/{}/texts", Uuid::nil())),
+                json!({"reason": "theft"}),
             )],
             Scope::Release => vec![("POST", at(control, "/v1/releases"), json!({}))],
             Scope::Admin => {

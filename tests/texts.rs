@@ -4,7 +4,8 @@ use artifact::checkpoint::Checkpoint;
 use edge::audit::Actor;
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Scope, Scopes};
-use serde_json::Value;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection};
 use std::sync::Arc;
 use text::tokenizer::Tokenizer;
 use trainer::publish::import_checkpoint;
@@ -105,9 +106,22 @@ impl Texts {
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 
-    async fn read(&self, key: &str, id: Uuid, query: &str) -> (u16, Value) {
-        let (status, body) = self.get(key, &format!("/v1/generations/{id}/texts?{query}")).await;
-        (status, serde_json::from_str(&body).unwrap())
+    async fn read(&self, key: &str, id: Uuid, asked: Value) -> (u16, Value) {
+        let url = format!("{}/v1/generations/{id}/texts", self.url);
+        let request = reqwest::Client::new().post(url).bearer_auth(key).json(&asked);
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
+    /// The page, as its form asks for it.
+    async fn page(&self, key: &str, id: Uuid, fields: &[(&str, &str)]) -> (u16, String) {
+        let url = format!("{}/trajectories/{id}/texts", self.url);
+        // nothing in the fields needs to be escaped
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let request = reqwest::Client::new().post(url).bearer_auth(key).body(fields.join("&"));
+        let request = request.header("content-type", "application/x-www-form-urlencoded");
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
     }
 
     /// Who read what, and why.
@@ -130,26 +144,28 @@ async fn texts_are_shown_to_those_who_may_and_the_audit_says_who_read_them() {
     let reader = texts.key(&[Scope::Read, Scope::Release]).await;
     let key = texts.key(&[Scope::Read, Scope::Texts]).await;
 
-    let (status, problem) = texts.read(&reader, first, "reason=curious").await;
+    let (status, problem) = texts.read(&reader, first, json!({"reason": "curious"})).await;
     assert_eq!(status, 403, "{problem}");
-    for query in ["reason=%20", "reason="] {
-        let (status, problem) = texts.read(&key, first, query).await;
+    for reason in ["", "  "] {
+        let (status, problem) = texts.read(&key, first, json!({"reason": reason})).await;
         assert!(
             status == 400 && problem["detail"].as_str().unwrap().starts_with("reason"),
             "{problem}"
         );
     }
     for id in [of_others, Uuid::nil()] {
-        let (status, problem) = texts.read(&key, id, "reason=look").await;
+        let (status, problem) = texts.read(&key, id, json!({"reason": "look"})).await;
         assert_eq!(status, 404, "{problem}");
     }
     let (status, problem) = texts
-        .read(&key, first, &format!("reason=look&beside={of_others}"))
+        .read(&key, first, json!({"reason": "look", "beside": of_others}))
         .await;
     assert_eq!(status, 404, "{problem}");
     assert_eq!(texts.noted().await, [], "nothing was shown, so nobody read anything");
 
-    let (status, found) = texts.read(&key, first, "reason=bad%20answers").await;
+    let (status, found) = texts
+        .read(&key, first, json!({"reason": "bad answers", "beside": ""}))
+        .await;
     assert_eq!(status, 200, "{found}");
     let shown = found["texts"].as_array().unwrap();
     assert_eq!(shown.len(), 2, "{found}");
@@ -171,23 +187,16 @@ async fn texts_are_shown_to_those_who_may_and_the_audit_says_who_read_them() {
         [reading(first, "bad answers"), reading(second, "bad answers")]
     );
 
+    let another = another.to_string();
     let (status, page) = texts
-        .get(
-            &key,
-            &format!("/trajectories/{first}/texts?reason=page&beside={another}"),
-        )
+        .page(&key, first, &[("reason", "page"), ("beside", &another)])
         .await;
     assert_eq!(status, 200, "{page}");
     assert!(
         page.contains("println") && page.contains("let x = 1;") && page.contains("// one"),
         "{page}"
     );
-    let (_, page) = texts
-        .get(
-            &key,
-            &format!("/trajectories/{second}/texts?reason=page&beside={first}"),
-        )
-        .await;
+    let (_, page) = texts.page(&key, second, &[("reason", "page"), ("beside", "")]).await;
     assert!(page.contains("&lt;b&gt;") && !page.contains("<b>\""), "{page}");
     assert_eq!(texts.noted().await.len(), 6);
     let (_, page) = texts.get(&key, &format!("/trajectories/{first}")).await;
@@ -197,15 +206,9 @@ async fn texts_are_shown_to_those_who_may_and_the_audit_says_who_read_them() {
         page.contains("scope texts") && !page.contains("Read the texts"),
         "{page}"
     );
-    assert_eq!(
-        texts
-            .get(&reader, &format!("/trajectories/{first}/texts?reason=page"))
-            .await
-            .0,
-        403
-    );
+    assert_eq!(texts.page(&reader, first, &[("reason", "page")]).await.0, 403);
 
-    let (status, found) = texts.read(&key, long, "reason=long").await;
+    let (status, found) = texts.read(&key, long, json!({"reason": "long"})).await;
     assert_eq!((status, found["texts"].as_array().unwrap().len()), (200, 1), "{found}");
     assert_eq!(
         (&found["texts"][0]["prompt"], &found["texts"][0]["answer"]),
@@ -213,14 +216,40 @@ async fn texts_are_shown_to_those_who_may_and_the_audit_says_who_read_them() {
         "{found}"
     );
 
-    // whoever can run SQL as this role reads no text without a row in the audit either
-    let control = texts.world.stack.pool_of("control");
-    let read =
-        "select set_config('springtide.all_tenants', 'on', false), (select count(*) from generation_texts(array[$1]))";
-    let refused = sqlx::query(read).bind(first).execute(&control).await.unwrap_err();
-    assert_eq!(
-        refused.as_database_error().unwrap().code().as_deref(),
-        Some("42501"),
-        "{refused}"
+    // of a version that never was, which hides no other answer
+    let unknown = texts.answer("default", 99, PROMPT, "!();", 0).await;
+    let (status, problem) = texts.read(&key, unknown, json!({"reason": "look"})).await;
+    assert!(
+        status == 404 && problem["detail"].as_str().unwrap().contains("tokenizer"),
+        "{problem}"
     );
+    assert_eq!(texts.read(&key, first, json!({"reason": "look"})).await.0, 200);
+
+    // whoever can run SQL as this role reads no text without a row of the audit that stays
+    let control = texts.world.stack.pool_of("control");
+    let mut thief = control.acquire().await.unwrap();
+    sqlx::query("select set_config('springtide.all_tenants', 'on', false)")
+        .execute(&mut *thief)
+        .await
+        .unwrap();
+    let note = format!(
+        "insert into audit (id, at, actor, tenant, action, subject, detail, reason, previous, hash)
+         select max(id) + 1, clock_timestamp(), 'thief', 'default', 'texts.read', '{unknown}', '', '', '', '' from audit"
+    );
+    for before in ["", &note] {
+        let mut transaction = thief.begin().await.unwrap();
+        if !before.is_empty() {
+            sqlx::query(AssertSqlSafe(before))
+                .execute(&mut *transaction)
+                .await
+                .unwrap();
+        }
+        let read = sqlx::query("select * from generation_texts(array[$1])").bind(unknown);
+        let refused = read.execute(&mut *transaction).await.unwrap_err();
+        let code = refused
+            .as_database_error()
+            .and_then(|error| error.code().map(String::from));
+        assert_eq!(code.as_deref(), Some("42501"), "{refused}");
+        transaction.rollback().await.unwrap();
+    }
 }

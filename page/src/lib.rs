@@ -106,7 +106,7 @@ pub fn routes(site: Site) -> Routes {
             Scope::Texts,
             "/trajectories/{id}/texts",
             "The texts of one answer, for browsers",
-            get(trajectories::texts::page).in_turn(turns.clone()).page(),
+            post(trajectories::texts::page).in_turn(turns.clone()).page(),
         )
         .route(
             Scope::Admin,

@@ -8,6 +8,12 @@ use time::{Duration, OffsetDateTime};
 /// Answers of one period that are read: the newest ones.
 pub const ANSWERS_MAX: i64 = 1_000;
 
+/// Users of a period, below which nothing is concluded.
+const USERS_MIN: usize = 20;
+/// Difference of the shares of answers that are scored, above which nothing is concluded: then the
+/// feedback that is there may not be that of all.
+const SCORED_DIFFERENCE_MAX: f64 = 0.1;
+
 /// What users did in one period. They may be the users of another period too.
 #[derive(Debug, Clone, Default)]
 pub struct Period {
@@ -41,6 +47,9 @@ pub struct Shown {
     pub interval: Option<[f64; 2]>,
     /// Mean reward of the first period less that of this one. `null` in the first.
     pub difference: Option<Interval>,
+    /// The first period looks worse than this one: the whole interval of the difference is below 0, both
+    /// have at least 20 users, and the shares of answers that are scored differ by at most 0.1.
+    pub first_is_worse: bool,
 }
 
 impl Period {
@@ -57,11 +66,20 @@ impl Period {
         (self.rewards.n(), self.rewards.len())
     }
 
-    /// The difference of mean rewards, with the 95% interval for different users. Those who are in both
-    /// make it wider than need be, as long as what one gives in one period goes with what they give in
-    /// the other.
+    /// The difference of mean rewards, with its 95% interval as if no user were in both periods. Users
+    /// differ from each other, so where they are in both, the true interval is narrower.
     pub fn minus(&self, other: &Period) -> Option<Interval> {
         Some(self.rewards.estimate()?.minus(other.rewards.estimate()?))
+    }
+
+    /// See [`Shown::first_is_worse`].
+    pub fn is_worse_than(&self, other: &Period) -> bool {
+        let enough = |period: &Period| period.rewards.len() >= USERS_MIN;
+        let scored = |period: &Period| period.rewards.n() as f64 / period.answers.max(1) as f64;
+        enough(self)
+            && enough(other)
+            && (scored(self) - scored(other)).abs() <= SCORED_DIFFERENCE_MAX
+            && self.minus(other).is_some_and(|difference| difference.is_below_zero())
     }
 }
 
@@ -84,6 +102,7 @@ pub fn shown(periods: &[Period], ages: &[Duration]) -> Vec<Shown> {
                 .first()
                 .filter(|_| number > 0)
                 .and_then(|first| first.minus(period)),
+            first_is_worse: periods.first().is_some_and(|first| first.is_worse_than(period)),
         }
     };
     periods.iter().zip(ages).enumerate().map(shown).collect()
@@ -158,5 +177,19 @@ pub(crate) mod tests {
             (day.ago, day.answers, day.reward, day.difference),
             (86_400, 0, None, None)
         );
+    }
+
+    #[test]
+    fn worse_needs_enough_users_and_feedback_for_as_many_answers() {
+        let of = |reward: f64, users: usize| {
+            let rewards: Vec<f64> = (0..users).map(|user| reward + 0.01 * (user % 3) as f64).collect();
+            period(1, &rewards)
+        };
+        assert!(of(0.0, 20).is_worse_than(&of(0.5, 20)));
+        assert!(!of(0.5, 20).is_worse_than(&of(0.5, 20)));
+        assert!(!of(0.0, 19).is_worse_than(&of(0.5, 20)), "too few users");
+        let mut early = of(0.0, 20);
+        early.answers = 40;
+        assert!(!early.is_worse_than(&of(0.5, 20)), "half of it has no feedback yet");
     }
 }

@@ -8,13 +8,16 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// The query of `GET /v1/generations/{id}/texts`.
+use crate::sections::trajectories::filled;
+
+/// The body of `POST /v1/generations/{id}/texts`, and the form of the page.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
     /// Why; kept in the audit.
     pub reason: String,
     /// Another answer to show beside it. Default: those to the same prompt.
+    #[serde(default, deserialize_with = "filled")]
     pub beside: Option<Uuid>,
 }
 
@@ -43,7 +46,7 @@ pub trait Texts: Send + Sync {
     /// The answer first, then those beside it. Notes in the audit who read them.
     ///
     /// # Errors
-    /// 404 if the caller may not see one, and 400 without a reason.
+    /// 404 if the caller may not see one or it cannot be decoded, and 400 without a reason.
     fn read<'a>(
         &'a self,
         principal: &'a Principal,

@@ -55,11 +55,12 @@ pub async fn rewards(
             .begin_with("begin isolation level repeatable read read only")
             .await?;
         super::show(&mut snapshot, tenant).await?;
+        super::limit_time(&mut snapshot).await?;
         rewards::read(&mut snapshot, (&policy, arm), Duration::seconds(seconds), &ages, tenant).await
     };
     let periods = read
         .await
-        .map_err(|error| Problem::of_database(error, |error| Problem::internal(format!("read rewards: {error}"))))?;
+        .map_err(|error| super::database_problem(error, "read rewards"))?;
     Ok(Json(Rewards {
         arm: arm.to_owned(),
         period: seconds,

@@ -1,7 +1,6 @@
 //! `/trajectories`: the newest answers with their rewards and what became of them, filtered.
 //!
-//! Texts are not shown. The database user of `control` may not read prompts and answers, and no scope
-//! allows it.
+//! Texts are a page of their own, for those who may read them.
 
 pub mod one;
 pub mod texts;
@@ -49,7 +48,8 @@ pub struct Asked {
     before: Option<Uuid>,
 }
 
-fn filled<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(value: D) -> Result<Option<T>, D::Error> {
+/// An empty field of a form is none.
+pub fn filled<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(value: D) -> Result<Option<T>, D::Error> {
     let text = Option::<String>::deserialize(value)?.unwrap_or_default();
     match text.trim() {
         "" => Ok(None),
@@ -155,7 +155,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
     let page = Page {
         title: "Trajectories",
         section: "/trajectories",
-        lead: html! { "Answers, what users made of them, and whether they were trained on. No texts: " (NO_TEXT) },
+        lead: html! { "Answers, what users made of them, and whether they were trained on." },
         live: None,
         top: filter(&asked, hours),
         regions: &regions,
@@ -164,7 +164,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
     Ok(page.show(&site, &viewer))
 }
 
-/// Why there is no text.
+/// What texts need.
 pub const NO_TEXT: &str = "they need a key with the scope texts; each reading is in the audit.";
 
 fn filter(asked: &Asked, hours: i32) -> Markup {

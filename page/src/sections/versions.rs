@@ -106,26 +106,24 @@ pub async fn uses(
 pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<Asked>) -> Result<Shown, Problem> {
     let tenant = viewer.audience.tenant();
     let read = async {
+        let compared = read_compared(&site, tenant).await;
         let mut reader = site.read(tenant).await?;
-        let champion = (site.policy(), "champion");
-        let before = rewards::read(&mut reader, champion, COMPARED, &COMPARED_AGES, tenant)
-            .await
-            .map_err(unavailable)?;
-        let hours = rewards::read(&mut reader, champion, Duration::HOUR, &hours(), tenant)
-            .await
-            .map_err(unavailable)?;
         let versions = read(&mut reader, site.policy(), &asked).await.map_err(unavailable)?;
         let serials: Vec<i64> = versions.iter().map(|version| version.serial).collect();
         let uses = uses(&mut reader, site.policy(), &serials, tenant)
             .await
             .map_err(unavailable)?;
-        Ok((versions, uses, before, hours))
+        Ok((versions, uses, compared))
     };
-    let (versions, uses, before, hours) = site.read_many(read).await?;
+    let (versions, uses, found) = site.read_many(read).await?;
     let compared = Region {
         id: "compared",
         title: "Is champion worse than before?",
-        body: compared(&before, &hours),
+        body: match found {
+            Ok((before, hours)) => compared(&before, &hours),
+            // the rest of the page is as good without
+            Err(problem) => html! { p .note { "It could not be read: " (problem.detail.unwrap_or_default()) } },
+        },
         sources: vec![
             "springtide release compare".into(),
             "springtide release compare --period 1h --since 1d".into(),
@@ -155,6 +153,15 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
     Ok(page.show(&site, &viewer))
 }
 
+/// `champion` in the periods that are compared, and by hour.
+async fn read_compared(site: &Site, tenant: Option<&str>) -> Result<(Vec<Period>, Vec<Period>), Problem> {
+    let mut reader = site.read(tenant).await?;
+    let champion = (site.policy(), "champion");
+    let before = rewards::read(&mut reader, champion, COMPARED, &COMPARED_AGES, tenant).await;
+    let hours = rewards::read(&mut reader, champion, Duration::HOUR, &hours(), tenant).await;
+    Ok((before.map_err(unavailable)?, hours.map_err(unavailable)?))
+}
+
 /// How long ago the hours of the chart ended, the oldest first.
 fn hours() -> Vec<Duration> {
     (0..HOURS).rev().map(Duration::hours).collect()
@@ -182,7 +189,7 @@ fn compared(before: &[Period], hours: &[Period]) -> Markup {
                 html! {
                     @match difference {
                         Some(difference) => {
-                            span .bad[difference.is_below_zero()] { (decimal(Some(difference.mean), 3)) }
+                            span .bad[before[0].is_worse_than(period)] { (decimal(Some(difference.mean), 3)) }
                             " " small { (range(Some(difference.ci95), 3)) }
                         }
                         None => "–",
@@ -374,17 +381,18 @@ mod tests {
     #[test]
     fn champion_now_stands_beside_what_it_was() {
         use crate::rewards::tests::period;
-        let now = period(41, &[0.0, 0.1, 0.0, 0.1]);
         let hour = period(41, &[0.0, 0.1, 0.1, 0.2]);
-        let day = period(7, &[0.8, 0.9, 0.8, 0.9]);
+        let many = |reward: f64| -> Vec<f64> { (0..24).map(|user| reward + 0.1 * f64::from(user % 2)).collect() };
+        let now = period(41, &many(0.0));
+        let day = period(7, &many(0.8));
         let periods = [now.clone(), hour.clone(), day, Period::default()];
         let page = compared(&periods, &[hour, Period::default(), now]).into_string();
         for part in [
             "a day ago",
             "a week ago",
             "class=\"bad\">−0.8",
-            "4",
-            "20%",
+            "24",
+            "4%",
             "Reward of champion by hour",
             "-2 h: 0.100",
         ] {

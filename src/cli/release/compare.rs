@@ -10,6 +10,8 @@ use crate::cli::values::age;
 
 /// As in `GET /v1/rewards`.
 const PERIODS_MAX: u64 = 100;
+/// Comparisons that there is a verdict about.
+const VERDICT_MAX: usize = 4;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -58,6 +60,7 @@ fn text(rewards: &Value) -> String {
         "versions",
         ">answers",
         ">users",
+        ">scored",
         ">declined",
         ">failed",
         ">reward",
@@ -75,7 +78,7 @@ fn text(rewards: &Value) -> String {
     text
 }
 
-fn row(period: &Value) -> [String; 10] {
+fn row(period: &Value) -> [String; 11] {
     let versions = match [&period["first_version"], &period["last_version"]].map(Value::as_i64) {
         [Some(first), Some(last)] if first != last => format!("{first}–{last}"),
         [Some(first), _] => first.to_string(),
@@ -91,6 +94,7 @@ fn row(period: &Value) -> [String; 10] {
         versions,
         cell(&period["answers"]),
         cell(&period["users"]),
+        share("scored"),
         share("declined"),
         share("aborted"),
         number(&period["reward"]),
@@ -125,14 +129,14 @@ fn interval(ends: &Value) -> String {
 /// One sentence.
 fn verdict(periods: &Value) -> String {
     let compared: Vec<&Value> = rows(periods).filter(|period| !period["difference"].is_null()).collect();
-    let worse = compared
-        .iter()
-        .filter(|period| period["difference"]["ci95"][1].as_f64() < Some(0.0));
+    let worse = compared.iter().filter(|period| period["first_is_worse"] == true);
     let worse: Vec<String> = worse.map(|period| when(period)).collect();
-    match (compared.is_empty(), worse.is_empty()) {
-        (true, _) => "There is nothing to compare with: give other ages with --ago.".to_owned(),
-        (false, true) => "Now is not surely worse than any of them.".to_owned(),
-        (false, false) => format!("Now is worse than {}.", worse.join(", ")),
+    match (compared.len(), worse.is_empty()) {
+        (0, _) => "There is nothing to compare with: give other ages with --ago.".to_owned(),
+        // of many comparisons some look worse by chance
+        (count, _) if count > VERDICT_MAX => String::new(),
+        (_, true) => "Now does not look worse than any of them.".to_owned(),
+        (_, false) => format!("Now looks worse than {}.", worse.join(", ")),
     }
 }
 
@@ -145,6 +149,7 @@ mod tests {
         json!({
             "ago": ago, "first_version": versions[0], "last_version": versions[1], "answers": 200, "declined": 50,
             "aborted": 2, "scored": 180, "users": 40, "reward": 0.0512, "interval": [0.01, 0.09], "difference": difference,
+            "first_is_worse": difference["ci95"][1].as_f64().is_some_and(|high| high < 0.0),
         })
     }
 
@@ -168,7 +173,8 @@ mod tests {
             "25%",
             "+0.051",
             "[-0.150, -0.050]",
-            "Now is worse than 1day ago.",
+            "Now looks worse than 1day ago.",
+            "90%",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -180,6 +186,6 @@ mod tests {
         let one = json!([period(0, [1, 1], &Value::Null)]);
         assert!(verdict(&one).contains("nothing to compare"));
         let same = period(60, [1, 1], &json!({"mean": 0.0, "ci95": [-0.1, 0.1]}));
-        assert!(verdict(&json!([one[0], same])).contains("not surely worse"));
+        assert!(verdict(&json!([one[0], same])).contains("does not look worse"));
     }
 }

@@ -2,10 +2,10 @@
 //! audit.
 
 use axum::extract::State;
+use axum::extract::rejection::FormRejection;
 use edge::Problem;
 use edge::auth::Principal;
 use edge::path::Path;
-use edge::query::Query;
 use maud::{Markup, html};
 use report::number::decimal;
 use time::OffsetDateTime;
@@ -22,15 +22,16 @@ pub async fn page(
     viewer: Viewer,
     principal: Principal,
     Path(id): Path<Uuid>,
-    Query(asked): Query<Asked>,
+    filled_in: Result<axum::Form<Asked>, FormRejection>,
 ) -> Result<Shown, Problem> {
+    let axum::Form(asked) = filled_in.map_err(|rejection| Problem::bad_request(rejection.body_text()))?;
     let texts = site.texts().read(&principal, id, &asked).await?;
     let regions = [Region {
         id: "texts",
         title: "Prompt and answers",
         body: shown(id, &texts, OffsetDateTime::now_utc()),
         sources: vec![
-            format!("GET /v1/generations/{id}/texts?reason=…"),
+            format!("POST /v1/generations/{id}/texts"),
             "springtide audit list --action texts".into(),
         ],
     }];
@@ -52,7 +53,7 @@ pub fn form(id: Uuid) -> Markup {
         section aria-labelledby="read-title" {
             h2 #read-title { "Read the texts" }
             p .note { "The audit keeps who reads which answer, and why." }
-            form .filter method="get" action=(format!("/trajectories/{id}/texts")) {
+            form .filter method="post" action=(format!("/trajectories/{id}/texts")) {
                 div {
                     label for="reason" { "Why" }
                     input id="reason" name="reason" required maxlength="500";
@@ -92,7 +93,7 @@ fn shown(id: Uuid, texts: &[Text], now: OffsetDateTime) -> Markup {
             }
         }
         @if texts.len() < 2 {
-            p .note { "No other answer to the same prompt is within an hour of it. Name one below to compare." }
+            p .note { "None of the answers near it, within an hour, is to the same prompt. Name one below to compare." }
         }
     }
 }
@@ -151,7 +152,7 @@ mod tests {
         assert!(
             shown(id, &[text(1, Some("a"), "b")], now)
                 .into_string()
-                .contains("No other answer")
+                .contains("None of the answers near it")
         );
     }
 }

@@ -136,7 +136,7 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
             }
             status if run.age > wanted.timeout.0.as_secs_f64() => {
                 return Gate::Refused(format!(
-                    "evaluation run {} is still {status} after {} s: see that the trainer works, and propose the version again",
+                    "evaluation run {} is still {status} after {} s: see that the trainer works, cancel the run or wait for it, and propose the version again",
                     run.id,
                     wanted.timeout.0.as_secs()
                 ));

@@ -337,9 +337,11 @@ fn add(
     Ok(())
 }
 
-/// `None` if its first token was not sampled, or it could not decline.
+/// `None` if its first token was not sampled, or it could not decline. Also if a filter chose the tokens
+/// that could be sampled: where the version's own would exclude the logged one, the filter is widened, so
+/// the probability would depend on what was sampled.
 fn opening(sample: &Sample, decline_probability: Option<f64>, decline: Option<u32>) -> Option<Opening> {
-    let is_sampled = sample.mask.first().is_some_and(|&is| is) && !sample.suppressed;
+    let is_sampled = sample.mask.first().is_some_and(|&is| is) && !sample.suppressed && sample.behavior.is_none();
     Some(Opening {
         declined: sample.tokens.first().copied() == decline,
         decline_probability: decline_probability.filter(|_| is_sampled)?,
@@ -464,6 +466,7 @@ impl Scores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learn::sample::Behavior;
 
     fn score(log_ratio: f64, reward: f64) -> Score {
         Score {
@@ -542,6 +545,51 @@ mod tests {
             (1.0 + weight).powi(2) / (1.0 + weight * weight),
         );
         close(measured.logprob_mean, -1.5);
+    }
+
+    #[test]
+    fn an_answer_has_an_opening_only_if_it_could_decline_and_is_a_whole_trajectory() {
+        let sample = |tokens: Vec<u32>| Sample {
+            mask: vec![true; tokens.len()],
+            tokens,
+            ..Sample::example()
+        };
+        let of = |sample: &Sample| opening(sample, Some(0.25), Some(9));
+        let declined = of(&sample(vec![9])).unwrap();
+        assert_eq!((declined.declined, declined.decline_probability), (true, 0.25));
+        assert!(!of(&sample(vec![3, 9])).unwrap().declined);
+        let forced = Sample {
+            suppressed: true,
+            ..sample(vec![3])
+        };
+        let masked = Sample {
+            mask: vec![false, true],
+            ..sample(vec![3, 4])
+        };
+        let filtered = Behavior::from_logged(1.0, 0.9, None).map(Arc::new);
+        let filtered = Sample {
+            behavior: filtered,
+            ..sample(vec![3])
+        };
+        assert!(filtered.behavior.is_some());
+        for sample in [forced, masked, filtered] {
+            assert_eq!(of(&sample), None);
+        }
+        assert_eq!(
+            opening(&sample(vec![3]), None, None),
+            None,
+            "the version has no such token"
+        );
+
+        let turn = Score {
+            opening: Some(declined),
+            ..score(0.0, 1.0)
+        };
+        let mut whole = Score::default();
+        whole.add(&turn);
+        assert_eq!(whole.opening, Some(declined));
+        whole.add(&turn);
+        assert_eq!(whole.opening, None, "a session of two turns");
     }
 
     #[test]
