@@ -235,7 +235,7 @@ fn hourly(hours: &[Period]) -> Markup {
     let chart = Chart {
         title: "Reward of champion by hour",
         note: "hours before now; mean with its 95% interval by user",
-        x: Axis::around(points.iter().map(|point| point.x), 6.0, |hour| decimal(Some(hour), 0)),
+        x: Axis::around(points.iter().map(|point| point.x), 6.0, |hour| decimal(Some(hour), 1)),
         format_y: |y| decimal(Some(y), 2),
         from_zero: false,
         series: vec![Series {
