@@ -6,7 +6,8 @@ The demo's policy learns. Every `--every` seconds learner's version becomes a ca
 canary was proposed is a dataset, on which an evaluation estimates the version's reward (docs/guide-research.md). All
 evaluations run after the demo.
 
-Every canary that was measured is in the report, and every estimate that was refused.
+Every canary that was measured is in the report, and every estimate that was refused. Runs are added to those that the
+report has.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import time
 from datetime import datetime, timedelta
 
-from bench_release import Stack, cell, machine, signed
+from bench_release import Stack, arguments, cell, machine, signed
 
 #: Of a normal distribution, 95%.
 Z = 1.959964
@@ -29,18 +30,11 @@ WAYS = ("logged", "self_normalized", "doubly_robust")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
-    parser.add_argument("--config", type=pathlib.Path, required=True, help="of the stack that runs")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder with the stack's state, s")
-    parser.add_argument("--json", type=pathlib.Path, required=True, help="runs are added to those that it has")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--every", type=float, default=75.0, help="seconds between two canaries")
     parser.add_argument("--measured", type=int, default=60, help="seconds of a canary")
     parser.add_argument("--logged", type=float, default=60.0, help="seconds before a canary whose answers are read")
-    parser.add_argument("--rate", type=float, default=16.0, help="the developers' pauses per second")
-    parser.add_argument("--developers", type=int, default=300)
     args = parser.parse_args()
     # so that the developers are stopped too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

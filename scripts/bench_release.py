@@ -54,17 +54,10 @@ PATIENCE_SECONDS = 600.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
-    parser.add_argument("--config", type=pathlib.Path, required=True, help="of the stack that runs")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder with the stack's state, s")
-    parser.add_argument("--json", type=pathlib.Path, required=True)
+    parser = arguments(__doc__)
     parser.add_argument("--each", type=int, default=5, help="canaries of each kind")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=int, default=480, help="of the analysis, seconds")
-    parser.add_argument("--rate", type=float, default=16.0, help="the developers' pauses per second")
-    parser.add_argument("--developers", type=int, default=300)
     args = parser.parse_args()
     # so that the developers are stopped too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -92,6 +85,19 @@ def main() -> None:
         developers.wait()
     stack.save_answers(args.json.with_name("release-answers.csv"))
     print(table(canaries))
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """Those of every benchmark on a stack of its own."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
+    parser.add_argument("--config", type=pathlib.Path, required=True, help="of the stack that runs")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder with the stack's state, s")
+    parser.add_argument("--json", type=pathlib.Path, required=True, help="where the figures go")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=16.0, help="the developers' pauses per second")
+    parser.add_argument("--developers", type=int, default=300)
+    return parser
 
 
 def strategy(args: argparse.Namespace) -> dict:

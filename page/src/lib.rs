@@ -26,7 +26,7 @@ mod words;
 
 pub use browsers::for_browsers;
 pub use sections::releases::decisions;
-pub use site::Site;
+pub use site::{Reader, Site, reader, unavailable};
 
 use edge::auth::Scope;
 use edge::routes::{Routes, get, post};

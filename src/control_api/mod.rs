@@ -32,8 +32,6 @@ const LEDGERS_AT_ONCE: usize = 2;
 /// Running ones and those that wait.
 const LEDGERS_PER_KEY: usize = 2;
 
-/// Postgres' code of a statement that took too long.
-const STATEMENT_TIMEOUT: &str = "57014";
 /// Rewards of up to a hundred periods with a thousand answers each.
 const REWARDS_AT_ONCE: usize = 2;
 const REWARDS_PER_KEY: usize = 4;
@@ -74,7 +72,7 @@ pub fn routes(
             "What users did with an arm's answers now and before",
             get(rewards::rewards).in_turn(Turns::new(REWARDS_AT_ONCE, REWARDS_PER_KEY)),
         )
-        .with_state((pool.clone(), policy.to_owned()));
+        .with_state(site.clone());
     let texts = Routes::new()
         .route(
             Scope::Texts,
@@ -112,23 +110,6 @@ async fn show(connection: &mut PgConnection, tenant: Option<&str>) -> sqlx::Resu
     .fetch_one(connection)
     .await?;
     Ok(())
-}
-
-/// Statements of the rest of the transaction end after this time.
-async fn limit_time(connection: &mut PgConnection) -> sqlx::Result<()> {
-    sqlx::query!("select set_config('statement_timeout', '5000', true) as milliseconds")
-        .fetch_one(connection)
-        .await?;
-    Ok(())
-}
-
-/// What the caller is told if the database fails, or does not answer in time.
-fn database_problem(error: sqlx::Error, action: &str) -> Problem {
-    let code = error.as_database_error().and_then(|error| error.code());
-    if code.as_deref() == Some(STATEMENT_TIMEOUT) {
-        return Problem::unavailable("the database needs longer than 5 s for this: ask for less", 30);
-    }
-    Problem::of_database(error, |error| Problem::internal(format!("{action}: {error}")))
 }
 
 /// Whose rows a query shows: those of the caller's tenant, for administrators those of `requested`,

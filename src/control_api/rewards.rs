@@ -5,9 +5,9 @@ use edge::Problem;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::query::Query;
+use page::Site;
 use page::rewards::{self, Shown};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
 use time::Duration;
 
 /// Periods of one answer.
@@ -37,7 +37,7 @@ pub struct Rewards {
 }
 
 pub async fn rewards(
-    State((pool, policy)): State<(PgPool, String)>,
+    State(site): State<Site>,
     principal: Principal,
     Query(asked): Query<Asked>,
 ) -> Result<Json<Rewards>, Problem> {
@@ -50,17 +50,10 @@ pub async fn rewards(
     }
     let ages = ages(asked.ago.as_deref().unwrap_or("0,3600,86400,604800")).map_err(Problem::bad_request)?;
     let tenant = super::visible_tenant(&principal, asked.tenant.as_deref())?;
-    let read = async {
-        let mut snapshot = pool
-            .begin_with("begin isolation level repeatable read read only")
-            .await?;
-        super::show(&mut snapshot, tenant).await?;
-        super::limit_time(&mut snapshot).await?;
-        rewards::read(&mut snapshot, (&policy, arm), Duration::seconds(seconds), &ages, tenant).await
-    };
-    let periods = read
-        .await
-        .map_err(|error| super::database_problem(error, "read rewards"))?;
+    let mut reader = site.read(tenant).await?;
+    let of = (site.policy(), arm);
+    let periods = rewards::read(&mut reader, of, Duration::seconds(seconds), &ages, tenant).await;
+    let periods = periods.map_err(page::unavailable)?;
     Ok(Json(Rewards {
         arm: arm.to_owned(),
         period: seconds,

@@ -17,7 +17,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use page::texts::{Asked, Text};
 use serde::Serialize;
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::PgPool;
 use store::Store;
 use text::tokenizer::Tokenizer;
 use time::OffsetDateTime;
@@ -142,7 +142,7 @@ impl Texts {
         if let Some(other) = beside {
             return Ok(vec![id, other]);
         }
-        let mut reader = self.reader(tenant).await.map_err(failed)?;
+        let mut reader = page::reader(&self.pool, tenant).await?;
         let others = sqlx::query_scalar!(
             r#"select answers_to_the_same_prompt($1, $2, $3) as "id!""#,
             id,
@@ -151,13 +151,13 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(failed)?;
+        .map_err(page::unavailable)?;
         Ok(std::iter::once(id).chain(others).collect())
     }
 
     /// In the order of `ids`, those that the tenant may see.
     async fn rows(&self, tenant: Option<&str>, ids: &[Uuid]) -> Result<Vec<Row>, Problem> {
-        let mut reader = self.reader(tenant).await.map_err(failed)?;
+        let mut reader = page::reader(&self.pool, tenant).await?;
         sqlx::query_as!(
             Row,
             r#"select g.id, g.tenant_id, g.version, g.arm, g.purpose, g.sampled_at, g.finish_reason, g.declined, t.reward
@@ -172,7 +172,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(failed)
+        .map_err(page::unavailable)
     }
 
     /// Says in the audit who reads them. It is committed before anything is read.
@@ -186,16 +186,16 @@ impl Texts {
             reason,
         });
         let changes: Vec<Change<'_>> = noted.collect();
-        let mut transaction = self.pool.begin().await.map_err(failed)?;
+        let mut transaction = self.pool.begin().await.map_err(page::unavailable)?;
         audit::append_all(&mut transaction, principal.actor(), &changes)
             .await
-            .map_err(failed)?;
-        transaction.commit().await.map_err(failed)
+            .map_err(page::unavailable)?;
+        transaction.commit().await.map_err(page::unavailable)
     }
 
     async fn tokens(&self, tenant: Option<&str>, rows: &[Row]) -> Result<BTreeMap<Uuid, Tokens>, Problem> {
         let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
-        let mut reader = self.reader(tenant).await.map_err(failed)?;
+        let mut reader = page::reader(&self.pool, tenant).await?;
         let found = sqlx::query!(
             r#"select id as "id!", in_parts as "in_parts!", prompt_ids as "prompt!", token_ids as "answer!"
                from generation_texts($1)"#,
@@ -203,7 +203,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(failed)?;
+        .map_err(page::unavailable)?;
         let tokens = found.into_iter().map(|row| {
             let tokens = Tokens {
                 in_parts: row.in_parts,
@@ -213,14 +213,6 @@ impl Texts {
             (row.id, tokens)
         });
         Ok(tokens.collect())
-    }
-
-    /// A transaction that reads rows of the tenant, or of all.
-    async fn reader(&self, tenant: Option<&str>) -> sqlx::Result<Transaction<'static, Postgres>> {
-        let mut reader = self.pool.begin_with("begin read only").await?;
-        super::show(&mut reader, tenant).await?;
-        super::limit_time(&mut reader).await?;
-        Ok(reader)
     }
 
     async fn tokenizer(&self, version: i64) -> anyhow::Result<Tokenizer> {
@@ -247,10 +239,6 @@ impl Texts {
         let found = known.iter().find(|(serial, _)| *serial == version);
         found.map(|(_, tokenizer)| tokenizer.clone())
     }
-}
-
-fn failed(error: sqlx::Error) -> Problem {
-    super::database_problem(error, "read texts")
 }
 
 impl page::texts::Texts for Texts {

@@ -13,8 +13,8 @@ use super::{Error, Store};
 const BYTES_MAX: u64 = 64 << 20;
 
 impl Store {
-    /// A checkpoint without tensors that has the named files, those that there are. They are of the
-    /// checkpoint that the path to the version begins with; what deltas after it changed is not in them.
+    /// The named files of the checkpoint that the path to the version begins with, without tensors. A file
+    /// that it lacks is left out. Deltas on the path may have changed them since.
     pub async fn files(
         &self,
         policy: &str,
