@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -222,6 +222,9 @@ bench-staleness: stack ## after agent-base: how old the versions were that sampl
 
 bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 9 kinds; 35 canaries took 36 minutes beside other work, and each of shorter takes 8 more; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-stack.sh release $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
+
+bench-rollback: stack vllm ## rollbacks under load, three replicas, also while one is stopped: seconds until no user gets the bad version, requests that failed (10 minutes; downloads vLLM, 3 GB)
+	scripts/bench-stack.sh rollback $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 bench-offpolicy: stack vllm ## what logged answers say about versions, beside what users gave them later: demos of SEEDS, one after another (8 minutes each; downloads vLLM, 3 GB); ARGS='--minutes 6'
 	rm -f $(TARGET)/bench/offpolicy.json

@@ -2,6 +2,7 @@
 # Starts a stack of its own, and runs a benchmark on it. Its figures go to target/bench/NAME.json.
 # Usage: bench-stack.sh NAME SPRINGTIDE PYTHON [ARGS…]
 #   release     scripts/bench_release.py, planted versions as canaries
+#   rollback    scripts/bench_rollback.py, how long users get a bad version after a rollback, and what fails
 #   offpolicy   scripts/bench_offpolicy.py, estimates from logged answers beside what users gave later
 set -euo pipefail
 name=$1 springtide=$(realpath "$2") python=$(realpath -s "$3")

@@ -244,7 +244,7 @@ class Stack:
         deadline = time.monotonic() + args.timeout + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             canary = self.get(f"/v1/canaries/{canary_id}")
-            if canary["state"] not in ("proposed", "gated", "canary"):
+            if canary["state"] not in ("proposed", "gated", "shadow", "canary"):
                 return canary
             time.sleep(LOOK_EVERY_SECONDS)
         raise SystemExit(f"the canary {canary_id} is still {canary['state']}")

@@ -6,6 +6,7 @@ mod config;
 mod console;
 mod control_api;
 mod database;
+mod dead_letters;
 mod policy_store;
 mod private;
 mod role;

@@ -1,10 +1,10 @@
 //! `springtide dlq` with a real broker, and an ingest service that writes dead letters and stores
-//! replayed events.
+//! replayed events. The same over HTTP, and on the page of `control`.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use edge::auth::{Auth, AuthOptions};
+use edge::auth::{Auth, AuthOptions, Role};
 use ingest::event::{self, Event, Feedback, Target, Value};
 use ingest::log::Producer;
 use ingest::reward::{Definition, MetricType};
@@ -16,7 +16,8 @@ use tokio::process::Command;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
-use crate::support::{SPRINGTIDE, Stack, eventually};
+use crate::control::Control;
+use crate::support::{SPRINGTIDE, Stack, create_key, eventually};
 
 const SOON: Duration = Duration::from_secs(90);
 const SECRET: &str = "what the user wrote";
@@ -239,5 +240,148 @@ async fn a_failed_replay_explains_what_to_do() {
     assert!(unknown.contains("0/99"), "{unknown}");
     let unknown = refused(&stack, &["show", "7/0"]).await;
     assert!(unknown.contains("no partition 7"), "{unknown}");
+    service.stop().await;
+}
+
+/// The control role, with a key.
+struct Caller<'a> {
+    control: &'a Control,
+    key: String,
+}
+
+impl Caller<'_> {
+    fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.control.port)
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let request = reqwest::Client::new().get(self.url(path)).bearer_auth(&self.key);
+        let answer = request.send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    }
+
+    async fn list(&self, query: &str) -> serde_json::Value {
+        let (status, answer) = self.get(&format!("/v1/dead-letters?{query}")).await;
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    async fn replay(&self, body: serde_json::Value) -> (u16, serde_json::Value) {
+        let request = reqwest::Client::new().post(self.url("/v1/dead-letters/replay"));
+        let answer = request.bearer_auth(&self.key).json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_administrator_lists_dead_letters_and_puts_them_back_over_http_and_the_audit_says_why() {
+    let stack = Stack::start("dlq_http").await;
+    let required = [
+        ("SPRINGTIDE__AUTH__REQUIRED", "true"),
+        ("SPRINGTIDE__SERVE__API_KEY", "unused"),
+        ("SPRINGTIDE__TRAINER__API_KEY", "unused"),
+    ];
+    let control = Control::start(&stack, &required).await;
+    let admin = Caller {
+        control: &control,
+        key: create_key(&stack.pool, "default", Role::Admin, "ada").await,
+    };
+    let release = Caller {
+        control: &control,
+        key: create_key(&stack.pool, "default", Role::Release, "bob").await,
+    };
+    assert_eq!(admin.list("open=true").await["records"], json!([]));
+
+    let service = Service::start(&stack, MetricType::Boolean).await;
+    let event = feedback("accept", Value::Float(0.5));
+    Producer::new(&stack.kafka).unwrap().send_event(&event).await.unwrap();
+    let mut broken = serde_json::to_value(feedback("comment", Value::Text(SECRET.to_owned()))).unwrap();
+    broken["feedback"]["tags"] = json!(SECRET);
+    send_raw(&stack, "application/json", broken.to_string().as_bytes()).await;
+    let found = eventually("both are listed", SOON, async || {
+        let found = admin.list("open=true").await;
+        (found["matching"] == 2).then_some(found)
+    })
+    .await;
+    assert!(!found.to_string().contains(SECRET), "{found}");
+    assert_eq!(found["causes"]["invalid"], json!({"all": 1, "open": 1}));
+    assert_eq!(found["truncated"], false);
+    let found = admin.list("cause=invalid&topic=feedback&since=1h&limit=1").await;
+    assert_eq!(found["records"][0]["id"], event.id);
+    let letter = found["records"][0]["letter"].as_str().unwrap();
+    let (status, page) = admin.get("/feedback/dead-letters").await;
+    assert_eq!(status, 200, "{page}");
+    for part in [
+        letter,
+        "undecodable",
+        &event.id,
+        "Put back all (invalid)",
+        "/v1/dead-letters/replay",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains(SECRET), "{page}");
+
+    // a key without the scope sees and changes nothing, and what cannot be done says why
+    for path in ["/v1/dead-letters", "/feedback/dead-letters"] {
+        assert_eq!(release.get(path).await.0, 403, "{path}");
+    }
+    let request = json!({"records": [letter], "reason": "the surface takes floats now"});
+    assert_eq!(release.replay(request.clone()).await.0, 403);
+    for (wrong, status) in [
+        (json!({"records": [letter]}), 400),
+        (json!({"records": [letter], "reason": " "}), 400),
+        (json!({"reason": "which?"}), 400),
+        (json!({"records": ["0/99"], "reason": "a typo"}), 404),
+        (json!({"cause": "conflict", "reason": "there is none"}), 404),
+    ] {
+        let (answered, problem) = admin.replay(wrong).await;
+        assert_eq!(answered, status, "{problem}");
+    }
+
+    service.stop().await;
+    let service = Service::start(&stack, MetricType::Float).await;
+    let (status, answer) = admin.replay(request).await;
+    assert_eq!(
+        (status, &answer["count"], &answer["left"]),
+        (200, &1.into(), &0.into()),
+        "{answer}"
+    );
+    assert_eq!(answer["put_back"][0]["topic"], stack.kafka.topics().feedback);
+    eventually("the feedback is stored", SOON, async || {
+        (rows(&stack).await == 1).then_some(())
+    })
+    .await;
+    let found = admin.list("cause=invalid&open=true").await;
+    assert_eq!(
+        (&found["records"], &found["causes"]["invalid"]),
+        (&json!([]), &json!({"all": 1, "open": 0}))
+    );
+    let found = admin.list("cause=invalid").await;
+    let (put_back, replayed) = (&answer["put_back"][0], &found["records"][0]["replayed"]);
+    assert_eq!(
+        (&replayed["partition"], &replayed["offset"]),
+        (&put_back["partition"], &put_back["offset"]),
+        "{found}"
+    );
+    let (status, problem) = admin.replay(json!({"cause": "invalid", "reason": "again"})).await;
+    assert_eq!(status, 404, "{problem}");
+
+    // its generation never arrives, and the dead letter about that is made from a row
+    eventually("the orphan is listed", SOON, async || {
+        (admin.list("cause=orphan").await["matching"] == 1).then_some(())
+    })
+    .await;
+    let (status, problem) = admin.replay(json!({"cause": "orphan", "reason": "try"})).await;
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(status == 409 && detail.contains("send the generation"), "{problem}");
+    let audit = "select actor, subject, reason from audit where action = 'dead_letter.replay' order by id";
+    let audit: Vec<(String, String, String)> = sqlx::query_as(audit).fetch_all(&stack.pool).await.unwrap();
+    let expected = (
+        "ada".to_owned(),
+        letter.to_owned(),
+        "the surface takes floats now".to_owned(),
+    );
+    assert_eq!(audit, [expected]);
     service.stop().await;
 }

@@ -85,6 +85,8 @@ async fn begin(pool: &PgPool, name: &str) -> Transaction<'static, Postgres> {
         "control" => "set local role springtide_control; set local springtide.all_tenants = 'on'",
         // commands
         "demo" | "rescore" => "",
+        // the body of a function that has the owner's rights
+        "owner" => "set local springtide.all_tenants = 'on'",
         _ => "set local role springtide_ingest",
     };
     let settings = format!("set local random_page_cost = 1.1; {user}");
@@ -664,6 +666,74 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         head / 2,
         None::<String>
     );
+    ask!(
+        "control: by arm what a step was trained on",
+        "../page/src/trained/groups.sql",
+        RUN,
+        head / 2,
+        None::<String>
+    );
+    ask!(
+        "control: what a step dropped",
+        "../page/src/trained/dropped.sql",
+        RUN,
+        lately,
+        now,
+        now - time::Duration::days(1)
+    );
+    let begins = |ends: &[time::OffsetDateTime], length: time::Duration| -> Vec<time::OffsetDateTime> {
+        ends.iter().map(|end| *end - length).collect()
+    };
+    let ages = [0, 1, 24, 7 * 24].map(time::Duration::hours);
+    let ends: Vec<_> = ages.iter().map(|age| now - *age).collect();
+    ask!(
+        "control: rewards now and before",
+        "../page/src/rewards.sql",
+        "demo",
+        "champion",
+        begins(&ends, time::Duration::minutes(15)),
+        ends,
+        None::<String>,
+        1_000_i64
+    );
+    let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
+    ask!(
+        "control: rewards by hour of a day",
+        "../page/src/rewards.sql",
+        "demo",
+        "champion",
+        begins(&ends, time::Duration::HOUR),
+        ends,
+        None::<String>,
+        1_000_i64
+    );
+    let whole_prompt = "select id from generation where id = any($1) and prompt_prefix_len = 0 limit 1";
+    let whole_prompt: Uuid = sqlx::query_scalar(whole_prompt)
+        .bind(&ids)
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    ask_text!(
+        "control: answers to the same prompt",
+        "select answers_to_the_same_prompt($1, $2, $3)",
+        whole_prompt,
+        5_000_i32,
+        5_i32
+    );
+    // the plan of a call does not show what its body reads
+    let body: String = sqlx::query_scalar("select prosrc from pg_proc where proname = 'answers_to_the_same_prompt'")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    let body = body.replace("id = one", "id = $1").replace("looked_at", "$2");
+    let body = body.replace("limit found", "limit $3");
+    ask_text!(
+        "owner: answers to the same prompt",
+        &body,
+        whole_prompt,
+        5_000_i32,
+        5_i32
+    );
     ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",
@@ -722,8 +792,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
             "{name} reads {} from end to end",
             plan.scanned.join(", ")
         );
-        // Two occasional queries read a day or a week of traffic, because they must check every row
-        // for a decision.
+        // Occasional queries read a day or a week of traffic, because they must check every row for a
+        // decision, or up to a thousand answers of each hour.
         let checked = match *name {
             name if name.ends_with("a day") => rows / 56,
             name if name.ends_with("a week") => rows / 8,
@@ -766,7 +836,8 @@ async fn a_service_that_started_on_empty_tables_does_not_scan_them_once_they_hav
     })
     .await;
     service.stop().await;
-    // Neither whole tables nor whole indexes: entries of an index that is read by key are few.
+    // Neither whole tables nor whole indexes: entries of an index that is read by key are few. On a busy machine the closer
+    // reads 27 for each record, because entries of what it closed before are still there.
     let scanned: Vec<(String, i64)> = sqlx::query_as(
         "select * from (
              select relname::text as name, seq_tup_read as rows from pg_stat_user_tables
@@ -775,7 +846,7 @@ async fn a_service_that_started_on_empty_tables_does_not_scan_them_once_they_hav
          where rows > $1 and name ~ '^(generation|trajectory|event_key|feedback|retraction|open_generation)'
          order by name",
     )
-    .bind(20 * sent)
+    .bind(40 * sent)
     .fetch_all(&stack.pool)
     .await
     .unwrap();

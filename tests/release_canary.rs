@@ -6,9 +6,16 @@
 
 use crate::serving::{Publisher, Role, control, releases_with, serve, wait_for, wait_until_ready};
 use crate::support::Stack;
+use edge::audit::Actor;
+use edge::sampler::{self, SamplerKey};
 use serde_json::{Value, json};
 use serving::release::{ChampionBy, Options, ReleaseService, audited};
 use std::collections::BTreeSet;
+
+const TEST: Actor<'static> = Actor {
+    key: None,
+    name: "tests",
+};
 
 pub struct World {
     pub stack: Stack,
@@ -122,11 +129,15 @@ impl World {
 
     /// The arms that a hundred users get from the replica, as `arm=version`.
     async fn served(&self) -> Vec<String> {
+        self.served_with(json!({"consent": false})).await
+    }
+
+    async fn served_with(&self, metadata: Value) -> Vec<String> {
         let client = reqwest::Client::new();
         let mut served = Vec::new();
         for user in 0..100 {
             let body = json!({"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1, "user": format!("u{user}"),
-                              "metadata": {"consent": false}});
+                              "metadata": metadata});
             let url = format!("{}/v1/completions", self.replica.url);
             let answer = client.post(url).json(&body).send().await.unwrap();
             let answer: Value = answer.json().await.unwrap();
@@ -343,6 +354,106 @@ async fn a_worse_version_is_taken_back_at_the_next_look_and_the_next_one_has_its
     let pin = json!({"kind": "pin", "alias": "champion", "version": 2, "reason": "by hand"});
     assert_eq!(world.post("/v1/releases", &pin).await.0, 201);
     assert_eq!(world.settled(&next).await["state"], "aborted");
+    assert_eq!(world.version_of("canary").await, None);
+    world.end().await;
+}
+
+/// Replicas answer requests of champion a second time, and the answers reach the tables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_answers_unseen_before_it_gets_users() {
+    let world = World::start("canary_shadow").await;
+    let sink = crate::ingest::Service::start(&world.stack).await;
+    let replica = SamplerKey::from_seed(&[1; 32]).public_key();
+    sampler::register(&world.stack.pool, &replica, "replica-1", None, None, TEST)
+        .await
+        .unwrap();
+    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "shadow": {"percent": 100, "answers": 20}});
+    let body = json!({"version": 2, "strategy": strategy});
+    let (_, canary) = world.post("/v1/canaries", &body).await;
+    let id = canary["id"].as_str().unwrap();
+    let canary = world.settled(id).await;
+    assert_eq!(
+        (&canary["state"], &canary["share"], &canary["control"]),
+        (&json!("shadow"), &json!(0.0), &json!(1)),
+        "{canary}"
+    );
+    wait_for(&world.replica.url, "demo@canary", 2).await;
+    let served = world.served_with(json!({})).await;
+    assert!(
+        users_of(&served, "canary").is_empty() && users_of(&served, "champion").len() > 20,
+        "{served:?}"
+    );
+    let canary = crate::support::eventually(
+        "enough unseen answers",
+        std::time::Duration::from_secs(90),
+        async || Some(world.settled(id).await).filter(|canary| canary["state"] != "shadow"),
+    )
+    .await;
+    let pass = canary["transitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["from_state"] == "shadow")
+        .unwrap();
+    assert_eq!(
+        (&canary["state"], &canary["share"]),
+        (&json!("canary"), &json!(0.5)),
+        "{canary}"
+    );
+    let unseen = &pass["evidence"]["canary"];
+    assert!(
+        unseen["answers"].as_i64() >= Some(20) && unseen["rewarded"] == 0,
+        "{pass}"
+    );
+    let seen: i64 = sqlx::query_scalar("select count(*) from generation where arm = 'canary' and arm_probability < 1")
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(seen, 0, "no user had it");
+    sink.stop().await;
+    world.end().await;
+}
+
+/// What would be taken back from users is refused before the first one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_whose_unseen_answers_are_longer_is_refused() {
+    let world = World::start("canary_shadow_longer").await;
+    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "shadow": {"percent": 100, "answers": 100000}});
+    let (_, canary) = world
+        .post("/v1/canaries", &json!({"version": 2, "strategy": strategy}))
+        .await;
+    let id = canary["id"].as_str().unwrap();
+    assert_eq!(world.settled(id).await["state"], "shadow");
+    world.answers("champion", 1, 60, 0.5, 0.0).await;
+    world.answers("canary", 2, 60, 0.5, 1.0).await;
+    assert_eq!(
+        world.settled(id).await["state"],
+        "shadow",
+        "answers that a user had are not unseen"
+    );
+    for (arm, as_arm, purpose, tokens) in [
+        ("canary", "shadow", "evaluation", 38),
+        ("champion", "champion", "production", 8),
+    ] {
+        sqlx::query(
+            "update generation
+             set arm = $2, purpose = $3, version_spans = jsonb_build_array(jsonb_build_array(version, $4 + right(user_key, 1)::int % 3))
+             where arm = $1",
+        )
+        .bind(arm)
+        .bind(as_arm)
+        .bind(purpose)
+        .bind(tokens)
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    }
+    let canary = world.settled(id).await;
+    let reason = canary["transitions"][0]["reason"].as_str().unwrap();
+    assert!(
+        canary["state"] == "aborted" && reason.starts_with("no user has seen it: ") && reason.contains("longer"),
+        "{canary}"
+    );
     assert_eq!(world.version_of("canary").await, None);
     world.end().await;
 }

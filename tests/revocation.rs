@@ -386,6 +386,7 @@ impl<'a> Fleet<'a> {
                 aliases: [("champion".into(), Target { version, root })].into(),
                 arms: vec![],
                 cluster_arms: Default::default(),
+                shadow: 0.0,
                 salt: String::new(),
                 created_at: OffsetDateTime::now_utc(),
             };

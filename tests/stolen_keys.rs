@@ -22,6 +22,7 @@ async fn forge(store: &Store, publisher: &Publisher<'_>, epoch: i64, thief: &Sig
         aliases: BTreeMap::from([("champion".into(), Target { version: 1, root })]),
         arms: vec![],
         cluster_arms: BTreeMap::new(),
+        shadow: 0.0,
         salt: String::new(),
         created_at: OffsetDateTime::now_utc(),
     };

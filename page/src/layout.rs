@@ -255,14 +255,22 @@ pub fn actions(actions: &[Action], scope: Option<&str>) -> Markup {
             }
             ul .commands { @for action in actions { li { (action.does) br; code { (action.command) } } } }
         } @else {
-            div .buttons {
-                @for action in actions {
-                    button type="button" data-dialog=(action.id) .danger[action.dangerous] { (action.button) }
-                }
-            }
-            @for action in actions { (dialog(action)) }
+            div .buttons { @for action in actions { (button(action)) } }
+            (dialogs(actions))
         }
     }
+}
+
+/// The button of an action whose dialog stands elsewhere.
+pub fn button(action: &Action) -> Markup {
+    html! {
+        button type="button" data-dialog=(action.id) .danger[action.dangerous] { (action.button) }
+    }
+}
+
+/// The dialogs of buttons, for below the regions.
+pub fn dialogs<'a>(actions: impl IntoIterator<Item = &'a Action>) -> Markup {
+    html! { @for action in actions { (dialog(action)) } }
 }
 
 fn dialog(action: &Action) -> Markup {

@@ -10,10 +10,12 @@
 //! markup. The pages load nothing from elsewhere, and have no build step.
 //!
 //! This crate writes no table, and decides nothing: what a button does is up to the crates behind
-//! `/v1`. Prompts and answers are read by [`texts::Texts`], for those who may.
+//! `/v1`. Prompts and answers are read by [`texts::Texts`], for those who may, and dead letters by
+//! [`dead_letters::DeadLetters`].
 
 mod assets;
 mod browsers;
+pub mod dead_letters;
 mod layout;
 mod live;
 mod login;
@@ -21,6 +23,7 @@ pub mod rewards;
 mod sections;
 mod site;
 pub mod texts;
+pub mod trained;
 mod viewer;
 mod words;
 
@@ -36,10 +39,15 @@ use edge::turns::Turns;
 const HEAVY_AT_ONCE: usize = 2;
 /// Of them, running ones and those that wait.
 const HEAVY_PER_KEY: usize = 4;
+/// The page that reads the log.
+const LETTERS_AT_ONCE: usize = 1;
+const LETTERS_PER_KEY: usize = 4;
 
 /// The pages, only for the policy's tenant and administrators.
 pub fn routes(site: Site) -> Routes {
-    use sections::{feedback, fleet, keys, learning, ledger, now, releases, runs, tide, trajectories, versions};
+    use sections::{
+        dead_letters, feedback, fleet, keys, learning, ledger, now, releases, runs, tide, trajectories, versions,
+    };
     let read = Scope::Read;
     // a viewer who hangs up leaves a statement behind, so these are taken in turn
     let turns = Turns::new(HEAVY_AT_ONCE, HEAVY_PER_KEY);
@@ -95,6 +103,14 @@ pub fn routes(site: Site) -> Routes {
             "/feedback",
             "How answers were scored, for browsers",
             get(feedback::page).in_turn(turns.clone()).page(),
+        )
+        .route(
+            Scope::Admin,
+            "/feedback/dead-letters",
+            "Records that could not be stored, for browsers",
+            get(dead_letters::page)
+                .in_turn(Turns::new(LETTERS_AT_ONCE, LETTERS_PER_KEY))
+                .page(),
         )
         .route(
             read,

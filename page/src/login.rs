@@ -149,6 +149,7 @@ fn check_origin(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), P
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dead_letters::NoDeadLetters;
     use crate::texts::NoTexts;
     use axum::body::Body;
     use axum::http::Request;
@@ -159,7 +160,14 @@ mod tests {
 
     fn site(auth: Auth) -> Site {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").unwrap();
-        Site::new(pool, "demo", auth, Arc::new(NoTexts), CancellationToken::new())
+        Site::new(
+            pool,
+            "demo",
+            auth,
+            Arc::new(NoTexts),
+            Arc::new(NoDeadLetters),
+            CancellationToken::new(),
+        )
     }
 
     async fn send(request: axum::http::request::Builder, body: &str) -> Response {

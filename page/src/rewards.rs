@@ -21,8 +21,10 @@ pub struct Period {
     pub versions: Option<[i64; 2]>,
     pub answers: i64,
     pub declined: i64,
-    /// Failed, or not waited for.
+    /// Of the answers: failed, or not waited for.
     pub aborted: i64,
+    /// Requests whose user left before the first token. They are no answers.
+    pub not_begun: i64,
     rewards: Clusters<(String, String)>,
 }
 
@@ -37,8 +39,10 @@ pub struct Shown {
     /// At most 1,000, the newest of the period.
     pub answers: i64,
     pub declined: i64,
-    /// Failed, or not waited for.
+    /// Of the answers: failed, or not waited for.
     pub aborted: i64,
+    /// Requests whose user left before the first token. They are no answers.
+    pub not_begun: i64,
     /// Answers with a reward, and how many users they are of.
     pub scored: u64,
     pub users: usize,
@@ -94,6 +98,7 @@ pub fn shown(periods: &[Period], ages: &[Duration]) -> Vec<Shown> {
             answers: period.answers,
             declined: period.declined,
             aborted: period.aborted,
+            not_begun: period.not_begun,
             scored,
             users,
             reward: period.reward(),
@@ -133,6 +138,7 @@ pub async fn read(
         period.answers += row.answers;
         period.declined += row.declined;
         period.aborted += row.aborted;
+        period.not_begun += row.not_begun;
         if row.scored > 0 {
             period
                 .rewards
@@ -154,6 +160,7 @@ pub(crate) mod tests {
             answers: rewards.len() as i64 + 1,
             declined: 1,
             aborted: 0,
+            not_begun: 0,
             rewards: users
                 .map(|(user, &reward)| (("t".to_owned(), user.to_string()), reward))
                 .collect(),

@@ -5,14 +5,15 @@ select period.number as "period!",
        g.user_key,
        min(g.version) as "first_version!",
        max(g.version) as "last_version!",
-       count(*) as "answers!",
+       count(*) filter (where g.untrainable is distinct from 'no_first_token') as "answers!",
        count(*) filter (where g.declined) as "declined!",
-       count(*) filter (where g.finish_reason = 'abort') as "aborted!",
+       count(*) filter (where g.finish_reason = 'abort' and g.untrainable is distinct from 'no_first_token') as "aborted!",
+       count(*) filter (where g.untrainable = 'no_first_token') as "not_begun!",
        count(t.reward) as "scored!",
        coalesce(sum(t.reward), 0) as "reward!"
 from unnest($3::timestamptz[], $4::timestamptz[]) with ordinality as period (begins, ends, number)
 cross join lateral (
-    select g.id, g.tenant_id, g.user_key, g.version, g.declined, g.finish_reason
+    select g.id, g.tenant_id, g.user_key, g.version, g.declined, g.finish_reason, g.untrainable
     from generation g
     where g.policy = $1 and g.arm = $2 and g.purpose = 'production'
       and g.proven                  -- a replica sampled it, and nobody made it up
@@ -22,5 +23,6 @@ cross join lateral (
     order by g.id desc
     limit $6
 ) g
-left join trajectory t on t.generation_id = g.id
+-- Looked up one by one: on a large table, a join would read it from end to end.
+left join lateral (select t.reward from trajectory t where t.generation_id = g.id limit 1) t on true
 group by period.number, g.tenant_id, g.user_key

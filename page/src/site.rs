@@ -8,6 +8,7 @@ use sqlx::{PgPool, Postgres, Transaction};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::dead_letters::DeadLetters;
 use crate::live::Live;
 use crate::texts::Texts;
 
@@ -27,6 +28,7 @@ struct Inner {
     heavy: Semaphore,
     live: Live,
     texts: Arc<dyn Texts>,
+    dead_letters: Arc<dyn DeadLetters>,
 }
 
 /// A transaction that reads.
@@ -34,7 +36,14 @@ pub type Reader = Transaction<'static, Postgres>;
 
 impl Site {
     /// `auth`: what `/login` checks keys with. `shutdown` ends the live streams.
-    pub fn new(pool: PgPool, policy: &str, auth: Auth, texts: Arc<dyn Texts>, shutdown: CancellationToken) -> Self {
+    pub fn new(
+        pool: PgPool,
+        policy: &str,
+        auth: Auth,
+        texts: Arc<dyn Texts>,
+        dead_letters: Arc<dyn DeadLetters>,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self(Arc::new(Inner {
             pool,
             policy: policy.to_owned(),
@@ -42,6 +51,7 @@ impl Site {
             heavy: Semaphore::new(HEAVY_MAX),
             live: Live::new(shutdown),
             texts,
+            dead_letters,
         }))
     }
 
@@ -55,6 +65,10 @@ impl Site {
 
     pub fn texts(&self) -> &dyn Texts {
         &*self.0.texts
+    }
+
+    pub fn dead_letters(&self) -> &dyn DeadLetters {
+        &*self.0.dead_letters
     }
 
     pub fn live(&self) -> &Live {

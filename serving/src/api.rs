@@ -25,6 +25,7 @@ mod prompts;
 mod request;
 mod responses;
 mod sessions;
+mod shadow;
 mod stop;
 
 use crate::engine::{Engine, LoadedVersion, SubmitError};
@@ -51,6 +52,7 @@ pub use error::shape_errors;
 pub use log_state::LogState;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
+pub use shadow::{ARM as SHADOW, Shadow};
 
 /// Where generations are logged. Resolves once the event is acknowledged.
 pub trait Log: Send + Sync {
@@ -79,6 +81,8 @@ pub struct Api {
     pub sessions: Sessions,
     /// Signs every generation.
     pub sampler: SamplerKey,
+    /// Unseen answers of a canary.
+    pub shadow: Shadow,
     /// Running choices. A choice outlives its caller until it is logged.
     pub choices: TaskTracker,
 }

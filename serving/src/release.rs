@@ -18,7 +18,7 @@ mod publish;
 mod tables;
 mod webhook;
 
-pub use artifact::assignment::{CHAMPION, LEARNER};
+pub use artifact::assignment::{CANARY, CHAMPION, LEARNER};
 pub use canary::Evaluator;
 pub use http::routes;
 pub use leader::{Round, run};
@@ -36,8 +36,6 @@ use store::Store;
 
 /// The frozen arm: the first version of the realtime line.
 pub const BASE: &str = "base";
-/// The version that some of `champion`'s users get while it is compared with `champion`.
-pub const CANARY: &str = "canary";
 /// The result of the latest successful offline run.
 pub const CANDIDATE: &str = "candidate";
 /// The line that production feedback trains.

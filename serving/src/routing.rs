@@ -1,8 +1,9 @@
 //! Which loaded version answers a request, by the assignment in force. The follower replaces the
 //! table, the API reads it. Holding a route keeps its version loaded.
 
+use crate::api::SHADOW;
 use crate::engine::LoadedVersion;
-use artifact::assignment::{Assignment, CHAMPION};
+use artifact::assignment::{Assignment, CANARY, CHAMPION};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -125,6 +126,24 @@ impl RouteTable {
         })
     }
 
+    /// What answers a request of `champion` a second time, unseen. `draw` is uniform in [0, 1). `None`: nothing
+    /// does, or this replica does not hold a version that reads the same tokens.
+    pub fn shadow(&self, route: &Route, draw: f64) -> Option<Route> {
+        let table = self.read();
+        let assignment = table.assignment.as_ref()?;
+        if route.arm != CHAMPION || draw >= assignment.shadow {
+            return None;
+        }
+        let target = assignment.aliases.get(CANARY)?;
+        let version = table.versions.get(&target.version)?;
+        version.reads_like(&route.version).then(|| Route {
+            version: version.clone(),
+            arm: SHADOW.into(),
+            probability: route.probability,
+            explore: 0.0,
+        })
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Table> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -216,6 +235,7 @@ pub(crate) mod tests {
                 })
                 .collect(),
             cluster_arms: BTreeMap::new(),
+            shadow: 0.0,
             salt: String::new(),
             created_at: datetime!(2026-11-21 10:00 UTC),
         }
@@ -295,6 +315,38 @@ pub(crate) mod tests {
         println!("chi-square of 3 x 100000 users, 6 degrees of freedom: {chi_square:.2}");
         // exceeded once in 1000 draws; the users are fixed
         assert!(chi_square < 22.5, "{chi_square}");
+    }
+
+    #[test]
+    fn a_share_of_champions_requests_is_answered_a_second_time() {
+        let mut shadowed = assignment(
+            4,
+            &[("champion", 7), ("base", 1), ("canary", 5)],
+            &[("champion", 0.6), ("base", 0.4)],
+        );
+        shadowed.shadow = 0.1;
+        let routes = RouteTable::default();
+        // all of one tokenizer and template
+        let templates = no_templates();
+        let of_line = |serial| {
+            let mut version = Arc::into_inner(version(serial)).unwrap();
+            version.templates = templates.clone();
+            (serial, Arc::new(version))
+        };
+        routes.apply(shadowed.clone(), [1, 5, 7].map(of_line).into());
+        let of = |model: &str, draw| {
+            let route = routes.route("demo", model, "u").unwrap();
+            routes
+                .shadow(&route, draw)
+                .map(|route| (route.version.serial, route.arm))
+        };
+        assert_eq!(of("demo@champion", 0.05), Some((5, "shadow".into())));
+        assert_eq!(of("demo@champion", 0.1), None);
+        assert_eq!(of("demo@base", 0.05), None);
+        assert_eq!(of("demo@7", 0.05), None, "asked for by number");
+        routes.apply(shadowed, [1, 5, 7].map(|serial| (serial, version(serial))).into());
+        let route = routes.route("demo", "demo@champion", "u").unwrap();
+        assert!(routes.shadow(&route, 0.05).is_none(), "it reads other tokens");
     }
 
     #[test]

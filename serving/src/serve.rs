@@ -149,7 +149,7 @@ impl Replica {
         }
 
         let in_flight_bytes_max = options.in_flight_bytes_max;
-        let choices = TaskTracker::new();
+        let (choices, shadow) = (TaskTracker::new(), api::Shadow::default());
         let prompts = Prompts::new(options.prompt_threads, options.queue_choices_max);
         let api = Arc::new(Api {
             policy: self.policy,
@@ -162,6 +162,7 @@ impl Replica {
             payloads: self.payloads,
             sessions: api::Sessions::default(),
             sampler: self.sampler,
+            shadow: shadow.clone(),
             choices: choices.clone(),
         });
         let router = api::routes(api)
@@ -182,6 +183,7 @@ impl Replica {
                 Err(anyhow::anyhow!("the engine's thread has ended"))
             }
         };
+        shadow.end();
         choices.close();
         if tokio::time::timeout(LAST_CHOICES_WAIT, choices.wait()).await.is_err() {
             tracing::warn!(

@@ -130,9 +130,13 @@ impl Which {
     async fn show(self, client: &ControlClient) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
         let mut canary: Value = client.get(&format!("{PATH}/{id}"), &[]).await?;
-        let evidence: Option<Value> = match canary["control"].is_null() {
-            true => None,
-            false => Some(client.get(&format!("{PATH}/{id}/evidence"), &[]).await?),
+        let had_users = rows(&canary["transitions"]).any(|row| row["share"].as_f64() > Some(0.0));
+        let evidence: Option<Value> = match had_users || canary["state"] == "shadow" {
+            true => Some(client.get(&format!("{PATH}/{id}/evidence"), &[]).await?),
+            // of a shadow that was refused
+            false => rows(&canary["transitions"])
+                .map(|row| row["evidence"].clone())
+                .find(|seen| !seen.is_null()),
         };
         canary["evidence"] = evidence.clone().unwrap_or_default();
         self.output.print(&canary, || page(&canary, evidence.as_ref()))

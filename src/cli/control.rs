@@ -24,6 +24,8 @@ impl Args {
         signing_keys::prepare(config, &role.pool, "control", "release").await?;
         let listener = role.listen(config, Part::Control).await?;
         let store = policy_store::open(config)?;
+        let kafka = config.kafka_client()?;
+        let producer = Producer::new(&kafka).context("connect to the log")?;
         let releases = ReleaseService::new(
             config.release.clone(),
             config.learning(),
@@ -31,7 +33,7 @@ impl Args {
             role.pool.clone(),
             store.clone(),
             &config.keys_dir(),
-            Some(Producer::new(&config.kafka_client()?).context("connect to the log")?),
+            Some(producer.clone()),
         )?;
         releases.evaluate_with(Arc::new(Evaluations {
             pool: role.pool.clone(),
@@ -56,22 +58,25 @@ impl Args {
             store,
             config.keys_dir(),
         ));
+        let dead_letters = Arc::new(control_api::DeadLetters::new(role.pool.clone(), kafka, producer));
         let site = page::Site::new(
             role.pool.clone(),
             policy,
             auth.clone(),
             texts.clone(),
+            dead_letters.clone(),
             role.shutdown.clone(),
         );
-        let routes = control_api::routes(
-            &role.pool,
+        let parts = control_api::Parts {
             site,
-            releases.clone(),
+            releases: releases.clone(),
             texts,
-            exports.ok(),
+            dead_letters,
+            exports: exports.ok(),
             report,
-            config.harness_urls(),
-        );
+            harness_urls: config.harness_urls(),
+        };
+        let routes = control_api::routes(&role.pool, parts);
         let router = page::for_browsers(routes.protected_by(&auth, "Springtide control"))
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());

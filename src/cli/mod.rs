@@ -29,7 +29,7 @@ mod tide;
 #[cfg(feature = "torch")]
 mod train;
 mod up;
-mod values;
+pub mod values;
 mod world;
 
 use std::path::PathBuf;

@@ -1,10 +1,11 @@
 //! The control API: the routers of the crates that own runs, versions, releases and the fleet, two
 //! read-only queries that span crates (the ledger, and the origin of a generation), rewards of an arm over
-//! time, the page for browsers, and the demo's report.
+//! time, texts, dead letters, the page for browsers, and the demo's report.
 //!
 //! The two queries answer every tenant about what it logged itself, and nobody about others. All
 //! other routes are about the policy, and only for its tenant. Administrators may use all of them.
 
+mod dead_letters;
 mod evaluator;
 mod ledger;
 mod origin;
@@ -15,10 +16,12 @@ mod texts;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use dead_letters::DeadLetters;
 pub use evaluator::Evaluations;
 pub use texts::Texts;
 
 use edge::Problem;
+use edge::audit::{self, Change};
 use edge::auth::{Principal, Scope};
 use edge::routes::{Routes, get, post};
 use edge::tenant::OwnerOnly;
@@ -38,17 +41,33 @@ const REWARDS_PER_KEY: usize = 4;
 /// Texts, for which up to ten thousand prompts are compared.
 const TEXTS_AT_ONCE: usize = 2;
 const TEXTS_PER_KEY: usize = 4;
+/// Of a reason.
+const REASON_CHARS_MAX: usize = 500;
 
-/// All routes. `report`: the path of the demo's report. `exports`: where exports of datasets lie.
-pub fn routes(
-    pool: &PgPool,
-    site: page::Site,
-    releases: ReleaseService,
-    texts: Arc<Texts>,
-    exports: Option<Exports>,
-    report: PathBuf,
-    harness_urls: trainer::api::HarnessUrls,
-) -> Routes {
+/// What the routes answer from, besides the tables.
+pub struct Parts {
+    pub site: page::Site,
+    pub releases: ReleaseService,
+    pub texts: Arc<Texts>,
+    pub dead_letters: Arc<DeadLetters>,
+    /// Where exports of datasets lie.
+    pub exports: Option<Exports>,
+    /// The path of the demo's report.
+    pub report: PathBuf,
+    pub harness_urls: trainer::api::HarnessUrls,
+}
+
+/// All routes.
+pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
+    let Parts {
+        site,
+        releases,
+        texts,
+        dead_letters,
+        exports,
+        report,
+        harness_urls,
+    } = parts;
     let read = Scope::Read;
     let policy = site.policy();
     let queries = Routes::new()
@@ -87,6 +106,7 @@ pub fn routes(
     let of_the_policy = report
         .merge(rewards)
         .merge(texts)
+        .merge(dead_letters::routes(dead_letters))
         .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
         .merge(serving::release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
@@ -112,6 +132,26 @@ async fn show(connection: &mut PgConnection, tenant: Option<&str>) -> sqlx::Resu
     Ok(())
 }
 
+/// Why somebody does something, for the audit.
+fn reason(reason: &str) -> Result<&str, Problem> {
+    let reason = reason.trim();
+    if reason.is_empty() || reason.chars().count() > REASON_CHARS_MAX {
+        return Err(Problem::bad_request(format!(
+            "reason: say why in 1 to {REASON_CHARS_MAX} characters; the audit keeps it"
+        )));
+    }
+    Ok(reason)
+}
+
+/// Writes rows of the audit, and returns once they are committed.
+async fn note(pool: &PgPool, principal: &Principal, changes: &[Change<'_>]) -> Result<(), Problem> {
+    let mut transaction = pool.begin().await.map_err(page::unavailable)?;
+    audit::append_all(&mut transaction, principal.actor(), changes)
+        .await
+        .map_err(page::unavailable)?;
+    transaction.commit().await.map_err(page::unavailable)
+}
+
 /// Whose rows a query shows: those of the caller's tenant, for administrators those of `requested`,
 /// or all.
 fn visible_tenant<'a>(principal: &'a Principal, requested: Option<&'a str>) -> Result<Option<&'a str>, Problem> {
@@ -131,6 +171,14 @@ fn visible_tenant<'a>(principal: &'a Principal, requested: Option<&'a str>) -> R
 mod tests {
     use super::*;
     use edge::auth::Role;
+
+    #[test]
+    fn a_reason_is_a_sentence_or_so() {
+        assert_eq!(reason(" a typo ").unwrap(), "a typo");
+        for wrong in ["", "  ", &"x".repeat(REASON_CHARS_MAX + 1)] {
+            assert_eq!(reason(wrong).unwrap_err().status, 400);
+        }
+    }
 
     #[test]
     fn a_tenant_sees_its_own_rows_and_an_administrator_all() {

@@ -9,7 +9,7 @@ use anyhow::Context;
 use artifact::sign::TrustedKeys;
 use axum::extract::State;
 use edge::Problem;
-use edge::audit::{self, Change};
+use edge::audit::Change;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::path::Path;
@@ -26,7 +26,6 @@ use uuid::Uuid;
 /// Other answers to the same prompt that are shown, and answers before and after it that are compared to find them.
 const BESIDE_MAX: i32 = 5;
 const LOOKED_AT_MAX: i32 = 5_000;
-const REASON_CHARS_MAX: usize = 500;
 /// Versions whose tokenizers are remembered.
 const TOKENIZERS_MAX: usize = 8;
 const FILES: [&str; 3] = ["tokenizer.json", "generation_config.json", "config.json"];
@@ -73,12 +72,7 @@ impl Texts {
     }
 
     async fn read_noted(&self, principal: &Principal, id: Uuid, asked: &Asked) -> Result<Vec<Text>, Problem> {
-        let reason = asked.reason.trim();
-        if reason.is_empty() || reason.chars().count() > REASON_CHARS_MAX {
-            return Err(Problem::bad_request(format!(
-                "reason: say in 1 to {REASON_CHARS_MAX} characters why you read it; the audit keeps it"
-            )));
-        }
+        let reason = super::reason(&asked.reason)?;
         let tenant = super::visible_tenant(principal, None)?;
         let ids = self.ids(tenant, id, asked.beside).await?;
         let mut rows = self.rows(tenant, &ids).await?;
@@ -186,11 +180,7 @@ impl Texts {
             reason,
         });
         let changes: Vec<Change<'_>> = noted.collect();
-        let mut transaction = self.pool.begin().await.map_err(page::unavailable)?;
-        audit::append_all(&mut transaction, principal.actor(), &changes)
-            .await
-            .map_err(page::unavailable)?;
-        transaction.commit().await.map_err(page::unavailable)
+        super::note(&self.pool, principal, &changes).await
     }
 
     async fn tokens(&self, tenant: Option<&str>, rows: &[Row]) -> Result<BTreeMap<Uuid, Tokens>, Problem> {

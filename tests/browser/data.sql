@@ -1,9 +1,10 @@
 -- What the browser test looks at: a policy `demo` whose realtime run has made versions 1 to 60, a canary with evidence, two
--- replicas, and some hours of answers. Numbers are made from a fixed seed.
+-- replicas, and some hours of answers. Numbers are made from a fixed seed. Version 1 may have been imported before.
 select setseed(0.5);
 
 insert into version (policy, serial, root, parent, line, branch, manifest_key, image_bytes, created_at)
-values ('demo', 1, sha256('1'), null, 'realtime', 0, 'policy/demo/version/0000000001.json', 3400000, now() - interval '3 hours');
+values ('demo', 1, sha256('1'), null, 'realtime', 0, 'policy/demo/version/0000000001.json', 3400000, now() - interval '3 hours')
+on conflict (policy, serial) do update set created_at = excluded.created_at;
 insert into run (id, kind, policy, line, status, config, base_version, steps_done, started_at)
 values ('01990000-0000-7000-8000-0000000000aa', 'realtime', 'demo', 'realtime', 'running', '{}', 1, 59, now() - interval '3 hours'),
        ('01990000-0000-7000-8000-0000000000ab', 'grpo', 'demo', 'run-01990000', 'succeeded', '{"steps": 20}', 1, 20, now() - interval '2 hours');
@@ -18,7 +19,7 @@ insert into version (policy, serial, root, parent, line, branch, run_id, step, m
 select 'demo', step + 1, sha256((step + 1)::text::bytea), step, 'realtime', 0, run_id, step,
        'policy/demo/version/' || lpad((step + 1)::text, 10, '0') || '.json', (60000 + 20000 * random())::bigint, 3400000, committed_at
 from step where run_id = '01990000-0000-7000-8000-0000000000aa';
-insert into line (policy, line, head) values ('demo', 'realtime', 60);
+insert into line (policy, line, head) values ('demo', 'realtime', 60) on conflict (policy, line) do update set head = excluded.head;
 
 insert into assignment (policy, epoch, alias, version, follows, created_at)
 values ('demo', 1, 'base', 1, null, now() - interval '3 hours'), ('demo', 1, 'champion', 1, null, now() - interval '3 hours');
@@ -108,6 +109,16 @@ from (select g.id, g.version, case when g.arm <> 'learner' then 'held_out' when 
       from generation g join trajectory t on t.generation_id = g.id where g.policy = 'demo' and t.reward is not null) decided;
 insert into trajectory_use (generation_id, run_id, step, purpose)
 select generation_id, run_id, step, 'trained' from disposition where kind = 'trained' and run_id = '01990000-0000-7000-8000-0000000000aa';
+
+-- The newest answers of version 1: two to one prompt, in tokens of models/demo-base.
+insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
+                        episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p, finish_reason,
+                        declined, finished_at, sampled_at, proven)
+select uuidv7(), 'default', 'demo', 1, 1, jsonb_build_array(jsonb_build_array(1, cardinality(answer))), sha256(''), 'realtime', 'replica-1',
+       'production', 'completion', uuidv7(), 'u' || n, 'base', 0.2,
+       '{280, 1138, 312, 1218, 415, 1987, 17, 202, 514, 338, 1344, 360, 304, 12, 355, 224, 1}', answer,
+       array_fill(-1::real, array[cardinality(answer)]), 1, 1, 'stop', false, now(), now(), true
+from (values (1, '{902, 282, 2}'::integer[]), (2, '{88, 427, 282, 2}')) as one (n, answer);
 
 insert into tide_minute (policy, replica, engine, minute, process, slots, seconds, production_slot_seconds, production_peak, expected,
                          lendable_slot_seconds, lent_slot_seconds, slot_limit, whole, why, taken_back, taking_back_ms_max, alone, beside)

@@ -1,12 +1,13 @@
 // Looks at every page of control in headless Chromium: axe finds nothing serious, nothing is wider than a phone, everything is
 // reached by keyboard, both color schemes work, the page refreshes itself, and an action asks before it is done.
-// Usage: node pages.mjs URL KEY CHROMIUM FOLDER   (screenshots go into FOLDER; '-' takes none)
+// Usage: node pages.mjs URL KEY TEXTS_KEY CHROMIUM FOLDER   (TEXTS_KEY: with the scope texts; screenshots go into FOLDER; '-'
+// takes none)
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { CANARY, PAGES, launch, logInWith } from "./site.mjs";
 
-const [url, key, executablePath, folder] = process.argv.slice(2);
+const [url, key, textsKey, executablePath, folder] = process.argv.slice(2);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 // Those in the documentation: name, page, phone or desktop, color scheme.
 const SHOTS = [
@@ -45,7 +46,7 @@ const open = async (options) => {
   });
   return page;
 };
-const logIn = (page, next = "/") => logInWith(page, url, key, next);
+const logIn = (page, next = "/", as = key) => logInWith(page, url, as, next);
 // Asks again until it is so. (Playwright's own way needs `eval`, which the policy of the page forbids.)
 const until = async (page, holds, seconds = 20) => {
   for (const end = Date.now() + 1000 * seconds; Date.now() < end; ) {
@@ -62,6 +63,37 @@ const serious = async (page) => {
   return found.violations
     .filter((one) => ["serious", "critical"].includes(one.impact))
     .map((one) => `${one.id}: ${one.nodes.map((node) => node.target.join(" ")).slice(0, 3).join(", ")}`);
+};
+
+const looksRight = async (page, colorScheme) => {
+  assert.deepEqual(await serious(page), [], "axe");
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  assert.ok(wide <= 0, `${wide} pixels wider than the screen`);
+  const background = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = background.match(/\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) > 384;
+  assert.equal(light, colorScheme === "light", background);
+};
+// Tab reaches everything, and the focus can be seen.
+const isReachedByKeyboard = async (page) => {
+  const all = await page.evaluate(() => {
+    const reachable = document.querySelectorAll("a[href], button, input:not([type=hidden]), summary, [tabindex='0']");
+    const seen = [...reachable].filter((one) => one.checkVisibility());
+    seen.forEach((one, nth) => (one.dataset.nth = String(nth)));
+    return seen.length;
+  });
+  const reached = new Set();
+  for (let pressed = 0; pressed < all + 5; pressed += 1) {
+    await page.keyboard.press("Tab");
+    const [nth, visible] = await page.evaluate(() => {
+      const one = document.activeElement;
+      const { outlineStyle } = getComputedStyle(one);
+      return [one.dataset.nth, outlineStyle !== "none"];
+    });
+    if (nth === undefined) continue;
+    assert.ok(visible, `the focus on ${nth} cannot be seen`);
+    reached.add(nth);
+  }
+  assert.equal(reached.size, all, `${reached.size} of ${all} were reached`);
 };
 
 // --- logging in ---
@@ -100,12 +132,7 @@ for (const size of Object.keys(SIZES)) {
       await check(`${name}, ${size}, ${colorScheme}`, async () => {
         const answer = await page.goto(url + path);
         assert.equal(answer.status(), 200);
-        assert.deepEqual(await serious(page), [], "axe");
-        const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
-        assert.ok(wide <= 0, `${wide} pixels wider than the screen`);
-        const background = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-        const light = background.match(/\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) > 384;
-        assert.equal(light, colorScheme === "light", background);
+        await looksRight(page, colorScheme);
       });
     }
     if (folder !== "-") {
@@ -133,25 +160,7 @@ for (const size of Object.keys(SIZES)) {
   for (const [name, path] of Object.entries(PAGES)) {
     await check(`${name} by keyboard`, async () => {
       await page.goto(url + path);
-      const all = await page.evaluate(() => {
-        const reachable = document.querySelectorAll("a[href], button, input:not([type=hidden]), summary, [tabindex='0']");
-        const seen = [...reachable].filter((one) => one.checkVisibility());
-        seen.forEach((one, nth) => (one.dataset.nth = String(nth)));
-        return seen.length;
-      });
-      const reached = new Set();
-      for (let pressed = 0; pressed < all + 5; pressed += 1) {
-        await page.keyboard.press("Tab");
-        const [nth, visible] = await page.evaluate(() => {
-          const one = document.activeElement;
-          const { outlineStyle } = getComputedStyle(one);
-          return [one.dataset.nth, outlineStyle !== "none"];
-        });
-        if (nth === undefined) continue;
-        assert.ok(visible, `the focus on ${nth} cannot be seen`);
-        reached.add(nth);
-      }
-      assert.equal(reached.size, all, `${reached.size} of ${all} were reached`);
+      await isReachedByKeyboard(page);
     });
   }
   await check("the skip link leads to the content", async () => {
@@ -161,6 +170,42 @@ for (const size of Object.keys(SIZES)) {
     assert.equal(await page.evaluate(() => document.activeElement.id), "main");
   });
   await page.context().close();
+}
+
+// --- texts ---
+for (const size of Object.keys(SIZES)) {
+  for (const colorScheme of ["light", "dark"]) {
+    const page = await open({ viewport: SIZES[size], colorScheme, hasTouch: size === "phone" });
+    await logIn(page, "/trajectories", textsKey);
+    await check(`texts, ${size}, ${colorScheme}`, async () => {
+      await page.goto(`${url}/trajectories?arm=base`);
+      await page.click("main td a[href^='/trajectories/']");
+      await page.waitForURL(/\/trajectories\/[0-9a-f-]{36}$/);
+      await looksRight(page, colorScheme);
+      const answer = page.url();
+      await page.focus("#reason");
+      await page.keyboard.press("Enter");
+      assert.equal(page.url(), answer, "it was sent without a reason");
+      await page.keyboard.type("to compare two answers");
+      await page.keyboard.press("Enter");
+      await page.waitForURL(`${answer}/texts`);
+      await looksRight(page, colorScheme);
+      const texts = await page.textContent("#texts");
+      for (const part of ["pub fn len(&self) -> <|cut|>", "usize {", "u32 {"]) assert.ok(texts.includes(part), `${part}: ${texts}`);
+      const boxes = await page.evaluate(() =>
+        [...document.querySelectorAll("#texts .beside > .card")].map((one) => {
+          const { top, bottom, left, right } = one.getBoundingClientRect();
+          return { top, bottom, left, right };
+        }),
+      );
+      assert.equal(boxes.length, 2);
+      const [one, other] = boxes;
+      const placed = size === "phone" ? one.bottom <= other.top : one.top === other.top && one.right <= other.left;
+      assert.ok(placed, JSON.stringify(boxes));
+      if (size === "desktop" && colorScheme === "light") await isReachedByKeyboard(page);
+    });
+    await page.context().close();
+  }
 }
 
 // --- live, and actions ---

@@ -147,6 +147,7 @@ impl World {
                 .collect(),
             arms: vec![],
             cluster_arms: Default::default(),
+            shadow: 0.0,
             salt: String::new(),
             created_at: OffsetDateTime::now_utc(),
         }

@@ -2,15 +2,17 @@
 //! before any user gets it.
 
 use super::offline::{control, offline};
-use super::uses::{SOON, dataset, insert};
+use super::uses::{SOON, dataset, insert, post};
 use super::world::{DECLINE, POLICY, Sampled, World, config};
 use crate::support::eventually;
+use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use model::autograd::random_checkpoint;
 use serde_json::{Value, json};
 use serving::release::{ChampionBy, Evaluator, Learning, Options, ReleaseService};
 use sqlx::PgPool;
 use std::sync::Arc;
 use store::Store;
+use trainer::api::control::cancel_run;
 use trainer::api::create::evaluate_version;
 use trainer::publish::import_checkpoint;
 use uuid::Uuid;
@@ -18,29 +20,47 @@ use uuid::Uuid;
 /// As the role `control` has it.
 struct Evaluations(PgPool);
 
-#[async_trait::async_trait]
-impl Evaluator for Evaluations {
-    async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>> {
-        let principal = edge::auth::Principal {
-            tenant: edge::auth::OPEN_TENANT.to_owned(),
-            scopes: edge::auth::Scopes::of(&[edge::auth::Scope::Research]),
-            label: "control".to_owned(),
-            key: None,
-            replica: None,
-            requests_per_second: None,
-        };
-        let started = evaluate_version(&self.0, POLICY, version, dataset, &principal).await;
-        Ok(started.map_err(|problem| problem.detail.unwrap_or_default()))
+fn principal() -> Principal {
+    Principal {
+        tenant: OPEN_TENANT.to_owned(),
+        scopes: Scopes::of(&[Scope::Research]),
+        label: "control".to_owned(),
+        key: None,
+        replica: None,
+        requests_per_second: None,
     }
 }
 
-/// Proposes a version and looks until the gate has decided. Returns the last transition.
-async fn decided(releases: &ReleaseService, pool: &PgPool, url: &str, version: i64, of: &str) -> (String, String) {
-    let strategy = json!({"evaluation": {"dataset": of}, "steps": [{"setWeight": 10}, {"pause": {}}]});
+#[async_trait::async_trait]
+impl Evaluator for Evaluations {
+    async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>> {
+        let started = evaluate_version(&self.0, POLICY, version, dataset, &principal()).await;
+        Ok(started.map_err(|problem| problem.detail.unwrap_or_default()))
+    }
+
+    async fn cancel(&self, run: Uuid) -> anyhow::Result<()> {
+        cancel_run(&self.0, POLICY, run, &principal()).await?;
+        Ok(())
+    }
+}
+
+/// Proposes a version. Returns the canary.
+async fn propose(url: &str, version: i64, evaluation: &Value) -> Uuid {
+    let strategy = json!({"evaluation": evaluation, "steps": [{"setWeight": 10}, {"pause": {}}]});
     let body = json!({"version": version, "strategy": strategy});
-    let (status, made) = super::uses::post(format!("{url}/v1/canaries"), &body).await;
+    let (status, made) = post(format!("{url}/v1/canaries"), &body).await;
     assert_eq!(status, 201, "{made}");
-    let id: Uuid = made["id"].as_str().unwrap().parse().unwrap();
+    made["id"].as_str().unwrap().parse().unwrap()
+}
+
+/// The status of each run that the canary's gate has started.
+async fn evaluations(pool: &PgPool, canary: Uuid) -> Vec<String> {
+    let started = "select r.status from canary c join run r on r.id = any (c.evaluations) where c.id = $1";
+    sqlx::query_scalar(started).bind(canary).fetch_all(pool).await.unwrap()
+}
+
+/// Looks until the gate has decided about the canary. Returns the last transition.
+async fn decided(releases: &ReleaseService, pool: &PgPool, id: Uuid) -> (String, String) {
     eventually("the gate decides", SOON, async || {
         releases.round().await.unwrap();
         let last: (String, String) =
@@ -97,11 +117,13 @@ async fn a_canary_waits_for_evaluations_on_logged_trajectories() {
     let control = crate::serving::control(&world.stack, &releases).await;
     let running = world.run(offline(&world));
 
-    let (event, reason) = decided(&releases, &pool, &control.url, other, "none@1").await;
+    let nowhere = propose(&control.url, other, &json!({"dataset": "none@1"})).await;
+    let (event, reason) = decided(&releases, &pool, nowhere).await;
     assert_eq!(event, "refuse");
     assert!(reason.contains("could not evaluate version"), "{reason}");
 
-    let (event, reason) = decided(&releases, &pool, &control.url, other, "held@1").await;
+    let tried = propose(&control.url, other, &json!({"dataset": "held@1"})).await;
+    let (event, reason) = decided(&releases, &pool, tried).await;
     let own = format!("version {other} is estimated at");
     assert!(
         reason.contains(&own) && matches!(&*event, "prepare" | "refuse"),
@@ -132,6 +154,31 @@ async fn a_canary_waits_for_evaluations_on_logged_trajectories() {
     );
     // the model of the reward only moves it within its own error
     assert!(low < robust && (robust - mean).abs() < 0.1, "{of_champion}");
-    control.stop().await;
+
+    // nobody evaluates from here on
     running.stop().await;
+    let why = json!({"reason": "enough"});
+    let abort = |canary: Uuid| post(format!("{}/v1/canaries/{canary}/abort", control.url), &why);
+    if event == "prepare" {
+        let (status, aborted) = abort(tried).await;
+        assert_eq!(status, 200, "{aborted}");
+    }
+    let late = propose(&control.url, other, &json!({"dataset": "held@1", "timeout": "1s"})).await;
+    let (event, reason) = decided(&releases, &pool, late).await;
+    assert_eq!(event, "refuse");
+    assert!(reason.contains("is still queued after 1 s"), "{reason}");
+    assert_eq!(evaluations(&pool, late).await, ["cancelled", "cancelled"]);
+
+    let left = propose(&control.url, other, &json!({"dataset": "held@1"})).await;
+    eventually("its evaluations are queued", SOON, async || {
+        releases.round().await.unwrap();
+        (evaluations(&pool, left).await == ["queued", "queued"]).then_some(())
+    })
+    .await;
+    let (status, aborted) = abort(left).await;
+    assert_eq!(status, 200, "{aborted}");
+    releases.round().await.unwrap();
+    assert_eq!(evaluations(&pool, left).await, ["cancelled", "cancelled"]);
+    assert_eq!(evaluations(&pool, tried).await, ["succeeded", "succeeded"]);
+    control.stop().await;
 }

@@ -5,7 +5,7 @@
 //! The executor in `springtide train` reads them; it need not be running.
 
 pub mod audited;
-mod control;
+pub mod control;
 pub mod create;
 mod curve;
 mod datasets;
@@ -47,6 +47,21 @@ struct Shared {
     /// Where exports lie. `None`: none can be downloaded here.
     exports: Option<Exports>,
     harness_urls: Arc<HarnessUrls>,
+}
+
+impl Shared {
+    /// For callers in this process: nothing is downloaded, and no rollouts are handed out.
+    fn in_process(pool: &PgPool, policy: &str) -> Self {
+        Self {
+            pool: pool.clone(),
+            policy: policy.into(),
+            exports: None,
+            harness_urls: Arc::new(HarnessUrls {
+                anywhere: String::new(),
+                clusters: BTreeMap::new(),
+            }),
+        }
+    }
 }
 
 /// Where harnesses reach the policy: base URLs of the completions API such as `http://serve:8000`.

@@ -138,13 +138,16 @@ fn unscored(rows: &[Scored]) -> Markup {
     )
 }
 
-/// What this role cannot show, with what shows it.
+/// What stands elsewhere, with what shows it.
 fn elsewhere() -> Markup {
     html! {
         section aria-labelledby="letters-title" {
             h2 #letters-title { "Dead letters, late feedback" }
             div .card {
-                p { "Records that could not be stored are in the log, which this role does not read:" }
+                p {
+                    "Records that could not be stored are in the log. Administrators see them, and put them back, on the page "
+                    a href="/feedback/dead-letters" { "Dead letters" } ". The commands:"
+                }
                 ul .commands {
                     li { "list them, with reasons: " code { "springtide dlq list --open" } }
                     li { "look at one (it may contain user text): " code { "springtide dlq show POSITION" } }

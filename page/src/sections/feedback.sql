@@ -11,6 +11,7 @@ left join trajectory t
   on t.generation_id = g.id and t.generation_id >= first_generation_id(now() - make_interval(hours => $2))
 where g.policy = $1
   and g.purpose = 'production'
+  and g.untrainable is distinct from 'no_first_token' -- nobody saw anything
   and g.id >= first_generation_id(now() - make_interval(hours => $2))
   and ($3::text is null or g.tenant_id = $3)
 group by 1, 2, 3, 4

@@ -1,5 +1,6 @@
 //! The sections of the page, one module each.
 
+pub mod dead_letters;
 pub mod feedback;
 pub mod fleet;
 pub mod keys;

@@ -125,7 +125,7 @@ async fn read_all(reader: &mut PgConnection, policy: &str) -> sqlx::Result<Data>
            from canary c
            left join lateral (select t.share, t.reason from canary_transition t
                               where t.canary_id = c.id order by t.id desc limit 1) last on true
-           where c.policy = $1 and c.state in ('gated', 'canary', 'paused', 'held')"#,
+           where c.policy = $1 and c.state in ('gated', 'shadow', 'canary', 'paused', 'held')"#,
         policy
     )
     .fetch_optional(&mut *reader)

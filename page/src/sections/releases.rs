@@ -65,7 +65,7 @@ pub fn decisions(state: &str) -> &'static [(&'static str, &'static str)] {
             ),
             ABORT,
         ],
-        "gated" => &[ABORT],
+        "gated" | "shadow" => &[ABORT],
         "canary" => &[
             HOLD,
             ("resume", "A pause ends at once. An analysis goes on."),
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn every_decision_says_what_it_does() {
-        for state in ["proposed", "gated", "canary", "paused", "held", "champion"] {
+        for state in ["proposed", "gated", "shadow", "canary", "paused", "held", "champion"] {
             assert!(!decisions(state).is_empty(), "{state}");
             assert!(decisions(state).iter().all(|(_, does)| does.ends_with('.')), "{state}");
         }

@@ -77,7 +77,7 @@ struct Row {
     oldest: Option<Uuid>,
 }
 
-/// For a query of an address.
+/// For a part of an address.
 pub fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

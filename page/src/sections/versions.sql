@@ -12,6 +12,7 @@ cross join lateral (
     select g.id, g.tenant_id, g.user_key, g.declined
     from generation g
     where g.policy = v.policy and g.version = v.serial and g.purpose = 'production'
+      and g.untrainable is distinct from 'no_first_token' -- nobody saw anything
       and g.id >= first_generation_id(v.created_at - interval '1 minute')
       and ($3::text is null or g.tenant_id = $3)
     order by g.id desc

@@ -27,6 +27,9 @@ pub const CHAMPION: &str = "champion";
 /// The alias that explores and that the realtime run learns from.
 pub const LEARNER: &str = "learner";
 
+/// The version that some of `champion`'s users get while it is compared with `champion`.
+pub const CANARY: &str = "canary";
+
 /// Most that an arm may explore: exploration stays the exception.
 pub const EXPLORE_MAX: f64 = 0.5;
 
@@ -43,6 +46,10 @@ pub struct Assignment {
     /// arms divide users by `arms`. Left out of the document if there are none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cluster_arms: BTreeMap<String, Vec<Arm>>,
+    /// Share of `champion`'s requests that the version of the alias `canary` answers too, unseen. Replicas
+    /// from before ignore it. Left out of the document if 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shadow: f64,
     /// Another salt draws every user's arm anew. Empty: users are where they were before there were
     /// salts. Left out of the document then.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -87,6 +94,8 @@ pub enum Error {
     NoWeight,
     #[error("the arm `{0}` explores {1} of its requests; a share is from 0 to {EXPLORE_MAX}")]
     Explore(String, f64),
+    #[error("shadow is {0}; a share is from 0 to 1, and above 0 there must be an alias `{CANARY}`")]
+    Shadow(f64),
     #[error("the salt `{0}` is not up to {SALT_BYTES_MAX} of a-z, 0-9 and `-`")]
     Salt(String),
 }
@@ -99,6 +108,10 @@ impl Assignment {
             return Err(Error::Epoch(self.epoch));
         }
         check_salt(&self.salt)?;
+        let shadows = self.shadow == 0.0 || self.aliases.contains_key(CANARY);
+        if !(0.0..=1.0).contains(&self.shadow) || !shadows {
+            return Err(Error::Shadow(self.shadow));
+        }
         for (alias, target) in &self.aliases {
             if target.version < 1 {
                 return Err(Error::Version(alias.clone(), target.version));
@@ -240,6 +253,7 @@ pub(crate) mod tests {
             aliases: [("champion".into(), target(8)), ("base".into(), target(1))].into(),
             arms: vec![arm("champion", 0.6), arm("base", 0.4)],
             cluster_arms: BTreeMap::new(),
+            shadow: 0.0,
             salt: String::new(),
             created_at: time::macros::datetime!(2026-11-21 06:00 UTC),
         }
@@ -288,6 +302,21 @@ pub(crate) mod tests {
             }],
         );
         assert_eq!(assignment.check(), Err(Error::UnknownAlias("nobody".into())));
+    }
+
+    #[test]
+    fn a_shadow_is_a_share_of_requests_and_needs_a_version_to_answer_them() {
+        let mut assignment = sample();
+        assert!(!serde_json::to_string(&assignment).unwrap().contains("shadow"));
+        assignment.shadow = 0.1;
+        assert_eq!(assignment.check(), Err(Error::Shadow(0.1)));
+        let target = assignment.aliases["base"];
+        assignment.aliases.insert(CANARY.into(), target);
+        assignment.check().unwrap();
+        let read: Assignment = serde_json::from_str(&serde_json::to_string(&assignment).unwrap()).unwrap();
+        assert_eq!(read, assignment);
+        assignment.shadow = f64::NAN;
+        assert!(assignment.check().is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::exploration::Exploration;
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
 use super::request::GenerationRequest;
 use super::sessions::Parent;
-use super::{Api, deadline, experts, exploration};
+use super::{Api, deadline, experts, exploration, shadow};
 use crate::engine::caller::Caller;
 use crate::engine::{Constraint, Finish, SampleEvent, SampleRequest, Started, events_max};
 use crate::options::LogAway;
@@ -40,6 +40,9 @@ const VERSION_UNKNOWN: &str = "version_unknown";
 /// The code of answers that their engine did not finish: of users, and of rollouts that a caller had
 /// seen some tokens of.
 const ENGINE_FAILED: &str = "engine_failed";
+
+/// The code of users' requests that ended before the first token: the caller left, or its deadline passed.
+const NO_FIRST_TOKEN: &str = "no_first_token";
 
 /// What a streaming caller receives of a choice.
 pub type Frame = Result<Chunk, Problem>;
@@ -136,6 +139,10 @@ pub struct ChoiceTask {
     pub constraint: Option<Constraint>,
     pub events: mpsc::Receiver<SampleEvent>,
     pub submitted: Instant,
+    /// Set once another choice of the request has failed: then nobody waits for this one.
+    pub given_up: CancellationToken,
+    /// Whether it answers a user's request a second time, for nobody to see.
+    pub unseen: bool,
 }
 
 impl FinishedChoice {
@@ -151,6 +158,7 @@ impl FinishedChoice {
 }
 
 /// What came of a choice before its first token.
+#[derive(Default)]
 struct Begun {
     started: Option<Started>,
     untrainable: Option<&'static str>,
@@ -182,8 +190,8 @@ impl ChoiceTask {
     }
 
     /// Samples to the end and logs the generation; sends frames to a streaming caller. `None`: the
-    /// caller left before the first token, so there is nothing to log. An answer to a user that the
-    /// engine failed is logged with the tokens that it has, perhaps none.
+    /// caller left before anything was logged. What a user was not answered in time, or the engine failed,
+    /// is logged with the tokens that it has, perhaps none: it is evidence about the version.
     pub async fn run(
         mut self,
         canceled: &CancellationToken,
@@ -191,11 +199,12 @@ impl ChoiceTask {
     ) -> Result<Option<FinishedChoice>, Problem> {
         let begun = tokio::select! {
             biased;
-            () = canceled.cancelled() => return Ok(None),
-            begun = self.begin() => begun?,
+            () = canceled.cancelled() => Err(End::CallerGone),
+            begun = self.begin() => begun?.ok_or(End::DeadlinePassed),
         };
-        let Some(mut begun) = begun else {
-            return Err(deadline::exceeded());
+        let (mut begun, mut unanswered) = match begun {
+            Ok(begun) => (begun, None),
+            Err(end) => (Begun::default(), Some(end)),
         };
         let route = &self.route;
         let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request, &self.layout);
@@ -204,6 +213,9 @@ impl ChoiceTask {
         let (mut versions, mut untrainable) = (None, begun.untrainable);
         let mut routing = Routing::default();
         let end = loop {
+            if let Some(end) = unanswered.take() {
+                break end;
+            }
             let event = match begun.first.take() {
                 Some(event) => event,
                 None => tokio::select! {
@@ -254,11 +266,20 @@ impl ChoiceTask {
         self.events.close();
         let ended_early = !matches!(end, End::Engine(_));
         let failed = matches!(end, End::Refused(_) | End::Failed(_));
-        // an engine that fails is evidence about the version, even before its first token
-        let is_evidence = matches!(end, End::Failed(_)) && self.request.purpose == Purpose::Production;
+        let is_evidence = match &end {
+            End::Failed(_) => self.request.purpose == Purpose::Production || self.unseen,
+            End::CallerGone | End::DeadlinePassed => {
+                self.request.purpose == Purpose::Production && !self.given_up.is_cancelled()
+            }
+            End::Engine(_) | End::StopString(_) | End::Refused(_) => false,
+        };
         if is_evidence {
             generation_id.get_or_insert_with(Uuid::now_v7);
         }
+        if !matches!(end, End::CallerGone | End::DeadlinePassed | End::Refused(_)) {
+            shadow::repeat(&self);
+        }
+        let not_answered = tokens.is_empty() && !failed;
         // what the caller is told instead of an answer
         let problem = match &end {
             End::Refused(problem) | End::Failed(problem) => Some(problem.clone()),
@@ -300,7 +321,8 @@ impl ChoiceTask {
                 arm: route.arm.clone(),
                 feedback_token: Some(self.feedback_token(generation_id)),
                 captured: None,
-                untrainable: untrainable
+                untrainable: (not_answered.then_some(NO_FIRST_TOKEN))
+                    .or(untrainable)
                     .or(self.request.untrainable())
                     .or(unknown_masks.then_some(UNTRAINABLE))
                     .or(failed.then_some(ENGINE_FAILED)),
@@ -382,6 +404,9 @@ impl ChoiceTask {
     /// Queues the choice for the version that its user has now. The prompt is the same to both versions,
     /// or the caller has to ask again.
     async fn route_again(&mut self) -> Result<(), Problem> {
+        if self.unseen {
+            return Err(version_gone());
+        }
         let route = available_route(&self.api, &self.request, self.submitted).await?;
         if !route.version.reads_like(&self.route.version) {
             return Err(version_gone());

@@ -180,7 +180,8 @@ impl QueuedRequest {
         let parent = request
             .episode_id
             .and_then(|episode| api.sessions.parent(tenant, episode));
-        let (samples, choices) = (0..request.n)
+        let given_up = CancellationToken::new();
+        let (samples, choices): (Vec<_>, Vec<_>) = (0..request.n)
             .map(|index| {
                 let seed = choice::seed(request_seed, index);
                 let exploration = exploration::explore(&request, &route, seed);
@@ -200,6 +201,8 @@ impl QueuedRequest {
                     // until it is submitted
                     events: mpsc::channel(1).1,
                     submitted,
+                    given_up: given_up.clone(),
+                    unseen: false,
                 };
                 (choice.sample(), choice)
             })
@@ -221,7 +224,11 @@ impl QueuedRequest {
         let mut tasks = Vec::with_capacity(self.choices.len());
         for choice in self.choices {
             let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
-            let task = async move { choice.run(&canceled, None).await };
+            let given_up = choice.given_up.clone();
+            let task = async move {
+                let result = choice.run(&canceled, None).await;
+                result.inspect_err(|_| given_up.cancel())
+            };
             tasks.push(tracker.spawn(task.in_current_span()));
         }
         let mut choices = Vec::with_capacity(tasks.len());
@@ -242,8 +249,10 @@ impl QueuedRequest {
         for (index, choice) in self.choices.into_iter().enumerate() {
             let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
             let mut sender = FrameSender::new(index, &self.request, sender.clone());
+            let given_up = choice.given_up.clone();
             let task = async move {
                 let result = choice.run(&canceled, Some(&mut sender)).await;
+                let result = result.inspect_err(|_| given_up.cancel());
                 sender.finish(result).await;
             };
             tracker.spawn(task.in_current_span());

@@ -35,6 +35,10 @@ impl<S: Sync> FromRequestParts<S> for Deadline {
 }
 
 impl Deadline {
+    pub fn after(wait: Duration) -> Self {
+        Deadline(Some(Instant::now() + wait))
+    }
+
     /// Resolves when it has passed.
     pub async fn passed(self) {
         match self.0 {

@@ -3,6 +3,7 @@
 
 pub(crate) mod agents;
 mod elsewhere;
+mod shadow;
 
 use super::*;
 use crate::engine::backend::{Backend, Step};
@@ -215,6 +216,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
         files: [("chat_template.jinja".to_owned(), Bytes::from(fake.template))].into(),
         ..Checkpoint::default()
     };
+    let templates = Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new);
     let mut versions = BTreeMap::new();
     for serial in [1, 7] {
         let version = Arc::new(LoadedVersion {
@@ -227,7 +229,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
             experts: fake.experts,
             decline_id: fake.decline_id,
             tokenizer: Some(fake.tokenizer.clone()),
-            templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
+            templates: templates.clone(),
         });
         engine.install(version.clone(), model()).await.unwrap();
         versions.insert(serial, version);
@@ -251,6 +253,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
         payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
         sampler: edge::sampler::SamplerKey::from_seed(&[1; 32]),
+        shadow: Shadow::default(),
         choices: TaskTracker::new(),
     });
     Server {

@@ -66,17 +66,23 @@ pub(super) async fn round(service: &ReleaseService, connection: &mut PgConnectio
         Ok(proposed) => changed += usize::from(proposed),
         Err(error) => tracing::error!(error = format!("{error:#}"), "could not look for a version to propose"),
     }
+    if let Err(error) = gate::cancel_left(service, connection).await {
+        tracing::warn!(
+            error = format!("{error:#}"),
+            "evaluations of a canary that has ended still run"
+        );
+    }
     Ok(changed)
 }
 
-/// Whether a canary has users, also one that this program cannot read.
+/// Whether a canary is compared with `champion`, also one that this program cannot read.
 pub(super) async fn serves(connection: &mut PgConnection, policy: &str) -> sqlx::Result<bool> {
-    let serves = State::ALL.into_iter().filter(|state| state.serves());
-    let serves: Vec<String> = serves.map(|state| state.name().to_owned()).collect();
+    let compared = State::ALL.into_iter().filter(|state| state.is_compared());
+    let compared: Vec<String> = compared.map(|state| state.name().to_owned()).collect();
     sqlx::query_scalar!(
         r#"select exists (select from canary where policy = $1 and state = any ($2)) as "serves!""#,
         policy,
-        &serves
+        &compared
     )
     .fetch_one(connection)
     .await
@@ -87,22 +93,24 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
     let policy = &service.0.policy;
     let mut looked = Looked::default();
     // all that takes long, before the lock
-    if canary.state.serves() {
+    if canary.state.is_compared() {
         let evidence = evidence::read(connection, policy, canary).await;
         looked.evidence = Some(evidence.context("read the evidence")?);
         looked.alarms = evidence::alarms(connection, policy).await.context("read alarms")?;
+    }
+    if canary.state.is_compared() || canary.state == State::Gated {
         let bad = judgment::bad_ancestor(connection, policy, canary.version).await;
         let bad = bad.context("look for a bad version below it")?;
-        looked
-            .alarms
-            .extend(bad.map(|bad| judgment::explain(canary.version, &bad)));
+        let bad = bad.map(|bad| judgment::explain(canary.version, &bad));
+        match canary.state.is_before_users() {
+            true => looked.refusal = bad,
+            false => looked.alarms.extend(bad),
+        }
     }
-    if canary.state == State::Gated {
+    if canary.state.is_before_users() {
         let loadable = super::http::check_loadable(service, canary.version).await;
         let refusal = loadable.err().map(|problem| problem.detail.unwrap_or_default());
-        let bad = judgment::bad_ancestor(connection, policy, canary.version).await;
-        let bad = bad.context("look for a bad version below it")?;
-        looked.refusal = refusal.or_else(|| Some(judgment::explain(canary.version, &bad?)));
+        looked.refusal = refusal.or(looked.refusal);
     }
     let now = OffsetDateTime::now_utc();
     let frozen = service.0.options.freeze.iter().find(|window| window.contains(now));
@@ -184,7 +192,7 @@ impl Looked {
         let others = tables::unfinished(connection, policy).await.context("read canaries")?;
         let approvals = tables::approvals(connection, canary.id).await;
         let in_the_way = match canary.state {
-            State::Gated => check(state, canary.version).err(),
+            before if before.is_before_users() => check(state, canary.version).err(),
             _ => None,
         };
         Ok(Some(Seen {
@@ -192,7 +200,7 @@ impl Looked {
             champion: champion.version,
             another_is_under_way: others.iter().any(|other| {
                 let waits_before = other.state == State::Proposed && other.id < canary.id;
-                let is_under_way = other.state == State::Gated || other.state.serves();
+                let is_under_way = other.state.is_before_users() || other.state.serves();
                 other.id != canary.id && (is_under_way || waits_before)
             }),
             approvals: approvals.context("read approvals")?.len(),
@@ -345,7 +353,7 @@ fn after(canary: &Canary, state: &ReleaseState, event: Event) -> Result<Canary, 
         ..canary.clone()
     };
     match (canary.state, event) {
-        (State::Gated, Event::Pass) => {
+        (State::Gated, Event::Shadow | Event::Pass) | (State::Shadow, Event::Pass) => {
             after.step = 0;
             after.control = state.alias(CHAMPION).map(|champion| champion.version);
         }
@@ -354,7 +362,7 @@ fn after(canary: &Canary, state: &ReleaseState, event: Event) -> Result<Canary, 
         _ => {}
     }
     let moved = after.step != canary.step || after.state != canary.state || event == Event::Resume;
-    if event == Event::Prepare || moved && after.state == State::Canary {
+    if matches!(event, Event::Prepare | Event::Shadow) || moved && after.state == State::Canary {
         after.step_since = OffsetDateTime::now_utc();
     }
     Ok(after)
@@ -378,12 +386,14 @@ fn changes(state: &ReleaseState, before: &Canary, after: &Canary, reason: &str) 
     let is_named = state.alias(CANARY).is_some_and(|alias| alias.version == after.version);
     // without a share, replicas hold it and no user gets it
     let names = after.state == State::Gated && after.step_since != before.step_since;
-    let ends = before.state == State::Gated && after.state == State::Aborted && is_named;
-    if (share(before), before.clusters()) != (share(after), after.clusters()) || names || ends {
+    let ends = before.state.is_before_users() && after.state == State::Aborted && is_named;
+    let of_users = |canary: &Canary| (share(canary), canary.clusters(), canary.shadow());
+    if of_users(before) != of_users(after) || names || ends {
         changes.push(Change {
             share: share(after),
             clusters: after.clusters(),
-            withdrawn: share(after).is_none() && !names,
+            shadow: after.shadow(),
+            withdrawn: share(after).is_none() && after.shadow().is_none() && !names,
             ..state.pin(CANARY, after.version, reason)
         });
     }

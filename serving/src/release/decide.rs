@@ -104,6 +104,8 @@ pub struct Change {
     pub share: Option<f64>,
     /// The clusters in which it does. `None`: all.
     pub clusters: Option<Vec<String>>,
+    /// Of a canary: the share of `champion`'s requests that it answers too, unseen.
+    pub shadow: Option<f64>,
     pub reason: String,
 }
 
@@ -146,6 +148,7 @@ impl ReleaseState {
             withdrawn: false,
             share: None,
             clusters: None,
+            shadow: None,
             reason: reason.into(),
         }
     }

@@ -166,8 +166,8 @@ impl ReleaseService {
         match inner.store.get_assignment(&inner.policy, epoch, &trusted).await {
             Ok(found) => {
                 let expected = self.document(epoch).await?;
-                let arms = (&found.arms, &found.cluster_arms, &found.salt)
-                    == (&expected.arms, &expected.cluster_arms, &expected.salt);
+                let arms = (&found.arms, &found.cluster_arms, found.shadow, &found.salt)
+                    == (&expected.arms, &expected.cluster_arms, expected.shadow, &expected.salt);
                 // before there was an experiment, the arms were another configuration's
                 let known = self.experiment(epoch).await?.is_some();
                 Ok(found.aliases == expected.aliases && (arms || !known))
@@ -255,7 +255,7 @@ impl ReleaseService {
     async fn document(&self, epoch: i64) -> anyhow::Result<Assignment> {
         let inner = &self.0;
         let rows = sqlx::query!(
-            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, a.share, a.clusters, v.root
+            r#"select distinct on (a.alias) a.alias, a.version, a.withdrawn, a.share, a.clusters, a.shadow, v.root
                from assignment a
                join version v on v.policy = a.policy and v.serial = a.version
                where a.policy = $1 and a.epoch <= $2
@@ -275,11 +275,12 @@ impl ReleaseService {
         .await
         .context("read epoch")?;
         let mut aliases = BTreeMap::new();
-        let mut canary = None;
+        let (mut canary, mut shadow) = (None, 0.0);
         for row in rows.into_iter().filter(|row| !row.withdrawn) {
             let root = Digest::from_slice(&row.root)
                 .with_context(|| format!("version {} has a content hash of {} bytes", row.version, row.root.len()))?;
             let version = row.version;
+            shadow = row.shadow.unwrap_or(shadow);
             canary = canary.or(row.share.map(|share| (share, row.clusters)));
             aliases.insert(row.alias, Target { version, root });
         }
@@ -305,6 +306,7 @@ impl ReleaseService {
             epoch,
             arms,
             cluster_arms,
+            shadow,
             salt,
             aliases,
             created_at,

@@ -191,8 +191,8 @@ pub async fn write(
     let mut releases = Vec::with_capacity(changes.len());
     for change in changes {
         sqlx::query!(
-            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn, share, clusters)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            "insert into assignment (policy, epoch, alias, version, follows, branch, withdrawn, share, clusters, shadow)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
             policy,
             epoch,
             change.alias,
@@ -201,7 +201,8 @@ pub async fn write(
             change.branch,
             change.withdrawn,
             change.share,
-            change.clusters.as_deref()
+            change.clusters.as_deref(),
+            change.shadow
         )
         .execute(&mut **transaction)
         .await?;

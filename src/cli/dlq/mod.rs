@@ -4,21 +4,20 @@
 mod replay;
 mod view;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use ingest::log::{DlqEntry, DlqPosition, DlqReader, DlqRecord};
-use serde_json::Value;
-use time::OffsetDateTime;
+use ingest::log::{DlqPosition, DlqReader};
+use page::dead_letters::Count;
 
 use super::App;
 use super::output::{self, Output};
-use super::values::since;
 use crate::config::Config;
+use crate::dead_letters::{self, Filter};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
@@ -66,21 +65,6 @@ pub struct Show {
     raw: Option<PathBuf>,
 }
 
-/// Selects records.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Filter {
-    /// Only records that were put aside for this: undecodable, invalid, conflict, orphan or
-    /// refused.
-    #[arg(long, alias = "reason")]
-    cause: Option<String>,
-    /// Only from this topic: its full name, or `generation` or `feedback`.
-    #[arg(long)]
-    topic: Option<String>,
-    /// Only since this time (2026-11-21T03:00:00Z) or age (90s, 30m, 2h, 7d).
-    #[arg(long, value_name = "TIME", value_parser = since)]
-    since: Option<OffsetDateTime>,
-}
-
 impl Command {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let config = &app.config;
@@ -95,46 +79,31 @@ impl Command {
 
 impl List {
     async fn run(self, queue: &DlqReader, config: &Config) -> anyhow::Result<()> {
-        let replayed = queue.replayed().await?;
-        let mut newest = VecDeque::new();
-        let mut matching = 0_usize;
-        let mut causes: BTreeMap<String, u64> = BTreeMap::new();
-        let mut scan = queue.scan()?;
-        while let Some(entry) = scan.next().await? {
-            let DlqEntry::Record(record) = entry else { continue };
-            *causes.entry(record.reason.clone()).or_default() += 1;
-            let note = replayed.get(&record.position);
-            if !self.filter.matches(&record, config) || self.open && note.is_some() {
-                continue;
-            }
-            matching += 1;
-            newest.push_back((record.time, record.position, view::row(&record, note)));
-            if newest.len() > self.limit {
-                newest.pop_front();
-            }
-        }
-        if matching == 0 {
-            eprintln!("{}", no_match(queue.topic(), &causes));
-        } else if matching > newest.len() {
+        let prefix = &config.kafka.topic_prefix;
+        let found = dead_letters::list(queue, &self.filter, self.open, self.limit, prefix).await?;
+        let rows = found.rows;
+        if found.matching == 0 {
+            eprintln!("{}", no_match(queue.topic(), &found.causes));
+        } else if found.matching > rows.len() {
             eprintln!(
-                "{matching} records; these are the newest {}, --limit shows more",
-                newest.len()
+                "{} records; these are the newest {}, --limit shows more",
+                found.matching,
+                rows.len()
             );
         }
-        newest
-            .make_contiguous()
-            .sort_by_key(|(time, position, _)| (*time, *position));
-        let rows: Vec<Value> = newest.into_iter().map(|(.., row)| row).collect();
         self.output.print(&rows, || view::page(&rows))
     }
 }
 
 /// Says why nothing is listed, and what there is.
-fn no_match(topic: &str, causes: &BTreeMap<String, u64>) -> String {
+fn no_match(topic: &str, causes: &BTreeMap<String, Count>) -> String {
     if causes.is_empty() {
         return format!("{topic} holds no records");
     }
-    let known: Vec<_> = causes.iter().map(|(cause, count)| format!("{count} {cause}")).collect();
+    let known: Vec<_> = causes
+        .iter()
+        .map(|(cause, count)| format!("{} {cause}", count.all))
+        .collect();
     format!("no record matches; {topic} holds {}", known.join(", "))
 }
 
@@ -162,69 +131,15 @@ fn write_new(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         .with_context(|| format!("write {}", file.display()))
 }
 
-impl Filter {
-    fn matches(&self, record: &DlqRecord, config: &Config) -> bool {
-        let from = record.from.as_ref().map(|from| from.topic.as_str());
-        let topic = self.topic.as_deref().is_none_or(|topic| {
-            let short = format!("{}.{topic}.v1", config.kafka.topic_prefix);
-            from.is_some_and(|from| from == topic || from == short)
-        });
-        let cause = self.cause.as_ref().is_none_or(|cause| *cause == record.reason);
-        // A record without a time may be of any time.
-        let since = match (self.since, record.time) {
-            (Some(since), Some(time)) => time >= since,
-            _ => true,
-        };
-        topic && cause && since
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingest::log::Position;
-    use time::macros::datetime;
-
-    fn record() -> DlqRecord {
-        DlqRecord {
-            position: "0/17".parse().unwrap(),
-            time: Some(datetime!(2026-11-21 03:00 UTC)),
-            reason: "invalid".to_owned(),
-            detail: String::new(),
-            from: Some(Position {
-                topic: "springtide.feedback.v1".to_owned(),
-                partition: 1,
-                offset: 2,
-            }),
-            content_type: "application/protobuf".to_owned(),
-            trace: Vec::new(),
-            key: Vec::new(),
-            value: Vec::new(),
-            shortened: None,
-        }
-    }
-
-    #[test]
-    fn a_filter_matches_what_it_names() {
-        let filter = |cause: Option<&str>, topic: Option<&str>, since| Filter {
-            cause: cause.map(str::to_owned),
-            topic: topic.map(str::to_owned),
-            since,
-        };
-        let matches = |filter: Filter| filter.matches(&record(), &Config::default());
-        assert!(matches(filter(None, None, None)));
-        assert!(matches(filter(Some("invalid"), Some("feedback"), None)));
-        assert!(matches(filter(None, Some("springtide.feedback.v1"), None)));
-        assert!(matches(filter(None, None, Some(datetime!(2026-11-21 03:00 UTC)))));
-        assert!(!matches(filter(Some("conflict"), None, None)));
-        assert!(!matches(filter(None, Some("generation"), None)));
-        assert!(!matches(filter(None, None, Some(datetime!(2026-11-21 03:01 UTC)))));
-    }
 
     #[test]
     fn an_empty_list_says_what_the_topic_holds() {
         assert_eq!(no_match("t", &BTreeMap::new()), "t holds no records");
-        let causes = BTreeMap::from([("conflict".to_owned(), 2), ("invalid".to_owned(), 1)]);
+        let of = |all| Count { all, open: 0 };
+        let causes = BTreeMap::from([("conflict".to_owned(), of(2)), ("invalid".to_owned(), of(1))]);
         assert_eq!(
             no_match("t", &causes),
             "no record matches; t holds 2 conflict, 1 invalid"

@@ -1,16 +1,17 @@
 //! `springtide dlq replay`: selects records, counts them, asks, and puts them back.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use ingest::event::{Event, now};
-use ingest::log::Topics;
-use ingest::log::{DlqEntry, DlqPosition, DlqReader, DlqRecord, Producer, replay};
+use ingest::log::replay::repaired;
+use ingest::log::{DlqPosition, DlqReader, DlqRecord, Producer};
 
-use super::Filter;
 use crate::cli::output::Confirm;
 use crate::config::Config;
+use crate::dead_letters::Filter;
+use crate::dead_letters::replay::{self, Plan, Selected};
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(false).args(["positions", "cause"]))]
@@ -28,18 +29,6 @@ pub struct Args {
     edit: Option<PathBuf>,
 }
 
-/// What would happen.
-#[derive(Debug, Default)]
-struct Plan {
-    chosen: HashSet<DlqPosition>,
-    /// Number of records per topic that they go back to.
-    topics: BTreeMap<String, u64>,
-    /// Number of records that cannot go back, by why.
-    left: BTreeMap<String, u64>,
-    /// How many of the chosen ones were replayed before.
-    again: usize,
-}
-
 impl Args {
     pub async fn run(self, queue: &DlqReader, config: &Config) -> anyhow::Result<()> {
         if let Some(file) = &self.edit {
@@ -52,112 +41,61 @@ impl Args {
             self.positions.is_empty() || self.filter.since.is_none() && self.filter.topic.is_none(),
             "--since and --topic narrow down --cause; leave them out where records are named"
         );
+        for position in &self.positions {
+            queue.check(*position)?;
+        }
         let client = config.kafka_client()?;
-        let plan = plan(queue, &self, config, &client.topics()).await?;
-        for (why, count) in &plan.left {
-            eprintln!("{count} cannot be put back: {why}");
+        let topics = client.topics();
+        let selected = match self.positions.is_empty() {
+            true => Selected::Open(self.filter),
+            false => Selected::Named(self.positions.into_iter().collect()),
+        };
+        let plan = replay::plan(queue, &selected, &topics, &client.topic_prefix).await?;
+        if let Some(position) = plan.missing.first() {
+            bail!("there is no record {position}: `springtide dlq list` prints those there are");
+        }
+        for (why, records) in &plan.left {
+            eprintln!("{} cannot be put back: {why}", records.len());
         }
         if plan.chosen.is_empty() {
             eprintln!("nothing to put back");
             return Ok(());
         }
-        eprintln!("{}", plan.summary());
+        eprintln!("{}", summary(&plan));
         self.confirm.ask("Put them back?")?;
         let producer = Producer::new(&client).context("connect to the log")?;
-        let mut done = 0_usize;
-        let mut scan = queue.scan()?;
-        while let Some(entry) = scan.next().await? {
-            let DlqEntry::Record(record) = entry else { continue };
-            if !plan.chosen.contains(&record.position) {
-                continue;
-            }
-            let position = record.position;
-            let sent = producer.replay(&record).await;
-            let to = sent.with_context(|| {
-                format!(
-                    "put back record {position} (after {done} of {} records)",
-                    plan.chosen.len()
-                )
-            })?;
-            done += 1;
+        let mut chosen: BTreeSet<DlqPosition> = plan.chosen.into_keys().collect();
+        replay::send(queue, &producer, &mut chosen, None, |position, to| {
             println!("{position} → {}/{}/{}", to.topic, to.partition, to.offset);
-        }
+        })
+        .await?;
         ensure!(
-            done == plan.chosen.len(),
+            chosen.is_empty(),
             "retention deleted {} of the records after they were counted",
-            plan.chosen.len() - done
+            chosen.len()
         );
         Ok(())
     }
 }
 
-async fn plan(queue: &DlqReader, args: &Args, config: &Config, topics: &Topics) -> anyhow::Result<Plan> {
-    for position in &args.positions {
-        queue.check(*position)?;
+fn summary(plan: &Plan<'_>) -> String {
+    let mut topics: BTreeMap<&str, usize> = BTreeMap::new();
+    for topic in plan.chosen.values().copied() {
+        *topics.entry(topic).or_default() += 1;
     }
-    let named: HashSet<DlqPosition> = args.positions.iter().copied().collect();
-    let mut candidates: HashMap<DlqPosition, String> = HashMap::new();
-    let mut found = HashSet::new();
-    let mut replayed = HashSet::new();
-    let mut plan = Plan::default();
-    let mut scan = queue.scan()?;
-    while let Some(entry) = scan.next().await? {
-        let record = match entry {
-            DlqEntry::Record(record) => record,
-            DlqEntry::Replayed(note) => {
-                replayed.insert(note.record);
-                continue;
-            }
-        };
-        let wanted = if named.is_empty() {
-            args.filter.matches(&record, config)
-        } else {
-            named.contains(&record.position)
-        };
-        if !wanted {
-            continue;
-        }
-        found.insert(record.position);
-        match record.destination(topics) {
-            Ok(topic) => {
-                candidates.insert(record.position, topic.to_owned());
-            }
-            Err(error) => *plan.left.entry(error.to_string()).or_default() += 1,
-        }
-    }
-    if let Some(position) = named.difference(&found).min() {
-        bail!("there is no record {position}: `springtide dlq list` prints those there are");
-    }
-    for (position, topic) in candidates {
-        let before = replayed.contains(&position);
-        // A record that is named is sent again; a cause selects only the rest.
-        if before && named.is_empty() {
-            continue;
-        }
-        plan.again += usize::from(before);
-        *plan.topics.entry(topic).or_default() += 1;
-        plan.chosen.insert(position);
-    }
-    Ok(plan)
-}
-
-impl Plan {
-    fn summary(&self) -> String {
-        let topics: Vec<_> = self
-            .topics
-            .iter()
-            .map(|(topic, count)| format!("{count} to {topic}"))
-            .collect();
-        let again = match self.again {
-            0 => String::new(),
-            again => format!(" ({again} of them again)"),
-        };
-        format!(
-            "records to put back: {}{again}, {}. Rows that are already stored do not change.",
-            self.chosen.len(),
-            topics.join(", ")
-        )
-    }
+    let topics: Vec<_> = topics
+        .iter()
+        .map(|(topic, count)| format!("{count} to {topic}"))
+        .collect();
+    let again = match plan.again {
+        0 => String::new(),
+        again => format!(" ({again} of them again)"),
+    };
+    format!(
+        "records to put back: {}{again}, {}. Rows that are already stored do not change.",
+        plan.chosen.len(),
+        topics.join(", ")
+    )
 }
 
 async fn send_repaired(
@@ -170,7 +108,7 @@ async fn send_repaired(
     let record = queue.record(position).await?;
     let json = tokio::fs::read(file).await;
     let json = json.with_context(|| format!("read {}", file.display()))?;
-    let event = replay::repaired(&config.ingest, &json, now()).with_context(|| {
+    let event = repaired(&config.ingest, &json, now()).with_context(|| {
         format!(
             "{} is not an event that would be stored; start from `springtide dlq show {position} > FILE`",
             file.display()
@@ -244,12 +182,11 @@ mod tests {
     #[test]
     fn a_plan_says_how_many_go_where() {
         let plan = Plan {
-            chosen: ["0/1", "0/2"].map(|position| position.parse().unwrap()).into(),
-            topics: BTreeMap::from([("t".to_owned(), 2)]),
-            left: BTreeMap::new(),
+            chosen: ["0/1", "0/2"].map(|position| (position.parse().unwrap(), "t")).into(),
             again: 1,
+            ..Plan::default()
         };
-        let summary = plan.summary();
+        let summary = summary(&plan);
         assert!(
             summary.starts_with("records to put back: 2 (1 of them again), 2 to t."),
             "{summary}"

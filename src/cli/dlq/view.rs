@@ -1,46 +1,12 @@
-//! How records of the dead-letter queue are shown. A list never shows an event's content. A
-//! record's detail may quote content, because decoders quote what they could not read; such quotes
-//! are removed.
+//! How records of the dead-letter queue are printed.
 
 use std::fmt::Write;
 
-use ingest::log::{DlqRecord, ReplayNote};
-use serde_json::{Value, json};
+use ingest::log::DlqRecord;
+use serde_json::Value;
 
 use crate::cli::output::{cell, hex, rfc3339, table};
-
-/// Longest part of a name that is shown, characters.
-const NAME_CHARS_MAX: usize = 80;
-
-/// One record of a list, as JSON.
-pub fn row(record: &DlqRecord, replayed: Option<&ReplayNote>) -> Value {
-    let identity = record.identity();
-    let from = record.from.as_ref();
-    json!({
-        "letter": record.position.to_string(),
-        "time": record.time.map(rfc3339),
-        "reason": short(&record.reason),
-        "topic": from.map(|from| short(&from.topic)),
-        "partition": from.map(|from| from.partition),
-        "offset": from.map(|from| from.offset),
-        "kind": identity.as_ref().map(|identity| identity.kind),
-        "tenant": identity.as_ref().map(|identity| short(&identity.tenant)),
-        "source": identity.as_ref().map(|identity| short(&identity.source)),
-        "id": identity.as_ref().map(|identity| short(&identity.id)),
-        "detail": plain(&without_quotes(&record.detail)),
-        "shortened_from_bytes": record.shortened.as_ref().map(|original| original.value_bytes),
-        "replayed": replayed.map(|replayed| {
-            let to = replayed.to.as_ref();
-            json!({
-                "time": replayed.time.map(rfc3339),
-                "topic": to.map(|to| short(&to.topic)),
-                "partition": to.map(|to| to.partition),
-                "offset": to.map(|to| to.offset),
-                "edited": replayed.edited,
-            })
-        }),
-    })
-}
+use crate::dead_letters::view::plain;
 
 /// A table of the rows.
 pub fn page(rows: &[Value]) -> String {
@@ -114,69 +80,16 @@ pub fn content(record: &DlqRecord) -> anyhow::Result<String> {
     }
 }
 
-/// Without control characters, which could control a terminal or break the line.
-fn plain(text: &str) -> String {
-    text.chars()
-        .map(|character| if character.is_control() { '\u{fffd}' } else { character })
-        .collect()
-}
-
-fn short(name: &str) -> String {
-    let mut characters = name.chars();
-    let mut short = plain(&characters.by_ref().take(NAME_CHARS_MAX).collect::<String>());
-    if characters.next().is_some() {
-        short.push('…');
-    }
-    short
-}
-
-/// A detail without quoted content. Our rules and the decoders quote received values: text in
-/// double quotes, numbers and names in backticks. Backticks around expected values and missing
-/// fields are kept, because they quote no content.
-fn without_quotes(detail: &str) -> String {
-    let mut redacted = String::new();
-    let mut rest = detail;
-    while let Some(at) = rest.find(['"', '`']) {
-        let (before, quoted) = rest.split_at(at);
-        redacted.push_str(before);
-        let quote = if quoted.starts_with('"') { '"' } else { '`' };
-        let length = closing(&quoted[1..], quote);
-        let no_content = quote == '`' && (redacted.contains("expected") || redacted.ends_with("missing field "));
-        let inner = &quoted[1..1 + length];
-        redacted.push(quote);
-        redacted.push_str(if no_content { inner } else { "…" });
-        redacted.push(quote);
-        rest = quoted.get(length + 2..).unwrap_or_default();
-    }
-    redacted.push_str(rest);
-    redacted
-}
-
-/// Bytes before the closing quote, or to the end where there is none.
-fn closing(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, character) in text.char_indices() {
-        match character {
-            _ if escaped => escaped = false,
-            '\\' if quote == '"' => escaped = true,
-            _ if character == quote => return at,
-            _ => {}
-        }
-    }
-    text.len()
-}
-
 #[cfg(test)]
 mod tests {
-    use ingest::log::Position;
-    use time::macros::datetime;
+    use ingest::log::{Position, ReplayNote};
 
     use super::*;
+    use crate::dead_letters::tests::record as sample;
+    use crate::dead_letters::view::row;
 
     fn record(content_type: &str, value: &str, detail: &str) -> DlqRecord {
         DlqRecord {
-            position: "0/17".parse().unwrap(),
-            time: Some(datetime!(2026-11-21 03:00 UTC)),
             reason: "undecodable".to_owned(),
             detail: detail.to_owned(),
             from: Some(Position {
@@ -185,10 +98,9 @@ mod tests {
                 offset: 99,
             }),
             content_type: content_type.to_owned(),
-            trace: Vec::new(),
             key: b"k".to_vec(),
             value: value.as_bytes().to_vec(),
-            shortened: None,
+            ..sample()
         }
     }
 
@@ -219,40 +131,7 @@ mod tests {
              not a JSON event: invalid type: string \"…\", expected a sequence at line 1 column 90"
         );
         assert!(text.lines().nth(2).unwrap().ends_with("[replayed, repaired]"), "{text}");
-        assert!(!text.contains("the prompt") && !rows[0].to_string().contains("the prompt"));
-        let row = &rows[0];
-        assert_eq!((&row["letter"], &row["offset"]), (&"0/17".into(), &99.into()));
-        assert_eq!(row["replayed"], Value::Null);
-    }
-
-    #[test]
-    fn a_detail_keeps_only_what_quotes_no_content() {
-        for (detail, redacted) in [
-            ("missing field `source` at line 1", "missing field `source` at line 1"),
-            (
-                "invalid type: string \"a \\\"b\\\" c\", expected u32",
-                "invalid type: string \"…\", expected u32",
-            ),
-            (
-                "invalid value: integer `-17`, expected u32",
-                "invalid value: integer `…`, expected u32",
-            ),
-            (
-                "unknown variant `x`, expected `stop` or `length`",
-                "unknown variant `…`, expected `stop` or `length`",
-            ),
-            ("logprobs: 2 for 3 sampled tokens", "logprobs: 2 for 3 sampled tokens"),
-            ("an \"unclosed quote", "an \"…\""),
-            ("", ""),
-        ] {
-            assert_eq!(without_quotes(detail), redacted);
-        }
-    }
-
-    #[test]
-    fn names_are_shortened_and_lose_control_characters() {
-        assert_eq!(short("a\u{1b}[2Jb\nc"), "a\u{fffd}[2Jb\u{fffd}c");
-        assert_eq!(short(&"x".repeat(200)).chars().count(), NAME_CHARS_MAX + 1);
+        assert!(!text.contains("the prompt"), "{text}");
     }
 
     #[test]

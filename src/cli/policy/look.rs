@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use store::{Catalog, Costs, Step, VersionPath};
 use time::macros::format_description;
 
+use super::trained::Trained;
 use super::{StoreArgs, quantized};
 use crate::cli::output::{Output, bytes, cell, rfc3339, rows, table};
 use crate::config::Config;
@@ -163,6 +164,7 @@ impl Inspect {
             None => bail!("the store has no version {serial}: `springtide policy versions` lists those there are"),
         };
         let path = place.store.path(&place.policy, serial, &place.keys).await.ok();
+        let trained = Trained::read(config, manifest.run).await;
         let trusted = |signer: &String| place.keys.contains(signer);
         let signed_by = signers.iter().map(|key| json!({"key": key, "trusted": trusted(key)}));
         let object = |object: ObjectRef| {
@@ -206,13 +208,16 @@ impl Inspect {
             "aliases": catalog.aliases_of(serial),
             "pin": catalog.pins.get(&serial),
             "path": path.map(|path| json!({"start": path.start, "bytes": path.bytes, "steps": steps(&path)})),
+            "trained_on": trained.step(),
+            // Why `trained_on` is null although a step made the version.
+            "trained_on_unknown": trained.unknown(),
         });
-        self.output.print(&facts, || text(manifest, &facts))
+        self.output.print(&facts, || text(manifest, &facts, trained.lines()))
     }
 }
 
 /// The same for people.
-fn text(manifest: &Manifest, facts: &Value) -> String {
+fn text(manifest: &Manifest, facts: &Value, trained: Vec<(&'static str, String)>) -> String {
     let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second] UTC");
     let size = |value: &Value| bytes(value.as_u64().unwrap_or_default());
     let list = |value: &Value| rows(value).map(cell).collect::<Vec<_>>().join(", ");
@@ -239,6 +244,7 @@ fn text(manifest: &Manifest, facts: &Value) -> String {
         format!("step {} of run {}, executor {}", run.step, run.run, manifest.fence)
     });
     lines.push(("made by", run));
+    lines.extend(trained);
     lines.push(("tensors", bytes(manifest.tensor_bytes)));
     lines.push(("checkpoint", object(&facts["image"])));
     lines.push(("delta", object(&facts["delta"])));

@@ -1,5 +1,5 @@
 //! `springtide policy`: the versions in the policy store. It works on the store itself, so no role
-//! needs to run; `publish` and `gc` also need the database.
+//! needs to run; `publish` and `gc` also need the database, and `inspect` says more with it.
 
 mod export;
 mod keys;
@@ -8,6 +8,7 @@ mod publish;
 mod pull;
 mod quantized;
 mod shard;
+mod trained;
 mod upkeep;
 
 use std::path::PathBuf;
@@ -28,7 +29,10 @@ const PUBLISHER_KEY: &str = "trainer";
 pub enum Command {
     /// List the versions in the store: line, parent, sizes, and the aliases that name them.
     Versions(look::Versions),
-    /// Show everything that is known of one version.
+    /// Show everything that is known of one version, and, if the database can be reached, what it was
+    /// trained on.
+    ///
+    /// Example: springtide policy inspect champion
     Inspect(look::Inspect),
     /// Rebuild a version and check every signature, size, digest and content hash on the way.
     Verify(look::Verify),

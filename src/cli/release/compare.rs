@@ -89,6 +89,12 @@ fn row(period: &Value) -> [String; 11] {
         _ => String::new(),
     };
     let difference = &period["difference"];
+    let count = |field: &str| period[field].as_f64().unwrap_or(0.0);
+    let requests = count("answers") + count("not_begun");
+    let failed = match requests > 0.0 {
+        true => format!("{:.0}%", (count("aborted") + count("not_begun")) / requests * 100.0),
+        false => String::new(),
+    };
     [
         when(period),
         versions,
@@ -96,7 +102,7 @@ fn row(period: &Value) -> [String; 11] {
         cell(&period["users"]),
         share("scored"),
         share("declined"),
-        share("aborted"),
+        failed,
         number(&period["reward"]),
         interval(&period["interval"]),
         number(&difference["mean"]),

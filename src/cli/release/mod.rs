@@ -117,7 +117,8 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
         .get("/v1/judgments", &[("limit", HISTORY)])
         .await
         .unwrap_or_default();
-    let canary = rows(&canaries["canaries"]).find(|canary| canary["share"].as_f64() > Some(0.0));
+    let is_under_way = |canary: &&Value| canary["share"].as_f64() > Some(0.0) || canary["state"] == "shadow";
+    let canary = rows(&canaries["canaries"]).find(is_under_way);
     let document = json!({
         "policy": aliases["policy"],
         "epoch": aliases["epoch"],

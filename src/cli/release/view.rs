@@ -99,6 +99,13 @@ pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
 
 /// The canary under way, in one line, as it stands before everything else.
 pub fn canary(canary: &Value) -> String {
+    if canary["state"] == "shadow" {
+        return format!(
+            "canary: version {} answers requests of champion unseen, beside version {} (`springtide canary show`; to end it: \
+             `springtide canary abort --reason '…'`)\n\n",
+            canary["version"], canary["control"],
+        );
+    }
     let share = canary["share"].as_f64().unwrap_or(0.0) * 100.0;
     format!(
         "canary: {share:.0}% of champion's users get version {} beside version {}; it is {} (`springtide canary show`; to end \
@@ -310,6 +317,11 @@ mod tests {
     fn a_canary_under_way_is_one_line() {
         let under_way = json!({"version": 41, "control": 40, "state": "held", "share": 0.25});
         let line = canary(&under_way);
+        let unseen = canary(&json!({"version": 41, "control": 40, "state": "shadow", "share": 0.0}));
+        assert!(
+            unseen.starts_with("canary: version 41 answers requests of champion unseen"),
+            "{unseen}"
+        );
         assert!(
             line.starts_with("canary: 25% of champion's users get version 41 beside version 40; it is held"),
             "{line}"

@@ -9,7 +9,7 @@ use edge::auth::Principal;
 use edge::json::Json;
 use edge::path::Path;
 use edge::problem::Problem;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 pub(super) async fn cancel(
@@ -17,6 +17,19 @@ pub(super) async fn cancel(
     principal: Principal,
     Path(id): Path<Uuid>,
 ) -> Result<Json<Run>, Problem> {
+    cancel_as(&shared, &principal, id).await
+}
+
+/// Cancels a run, or asks its executor to; for callers in this process.
+///
+/// # Errors
+/// What `POST /v1/runs/{id}/cancel` would answer, such as 409 if the run has ended.
+pub async fn cancel_run(pool: &PgPool, policy: &str, id: Uuid, principal: &Principal) -> Result<(), Problem> {
+    let shared = Shared::in_process(pool, policy);
+    cancel_as(&shared, principal, id).await.map(drop)
+}
+
+async fn cancel_as(shared: &Shared, principal: &Principal, id: Uuid) -> Result<Json<Run>, Problem> {
     let run = runs::get(&shared.pool, &shared.policy, id).await?;
     if run.kind == "realtime" {
         return Err(Problem::conflict("the realtime run cannot be canceled; pause it"));
@@ -37,7 +50,7 @@ pub(super) async fn cancel(
     .fetch_optional(&mut *transaction)
     .await
     .map_err(database)?;
-    answer(&shared, transaction, &principal, run, changed, "cancel").await
+    answer(shared, transaction, principal, run, changed, "cancel").await
 }
 
 pub(super) async fn pause(

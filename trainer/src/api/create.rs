@@ -5,7 +5,7 @@ use super::grpo::Config;
 use super::offline::{Evaluation, Export, ExportFor, Supervised};
 use super::preference::{Dpo, Kto};
 use super::runs::{self, Run};
-use super::{HarnessUrls, Shared, audited, database, visible_tenant};
+use super::{Shared, audited, database, visible_tenant};
 use crate::runs::claim;
 use crate::runs::schedule::Schedule;
 use axum::extract::State;
@@ -16,8 +16,7 @@ use edge::problem::Problem;
 use ingest::event::NAME_BYTES_MAX;
 use serde::Deserialize;
 use sqlx::{PgConnection, PgPool};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use uuid::Uuid;
 
 const TASKS_MAX: usize = 10_000;
@@ -324,15 +323,7 @@ pub async fn evaluate_version(
     dataset: &str,
     principal: &Principal,
 ) -> Result<Uuid, Problem> {
-    let shared = Shared {
-        pool: pool.clone(),
-        policy: policy.into(),
-        exports: None,
-        harness_urls: Arc::new(HarnessUrls {
-            anywhere: String::new(),
-            clusters: BTreeMap::new(),
-        }),
-    };
+    let shared = Shared::in_process(pool, policy);
     let config = serde_json::from_value(serde_json::json!({"dataset": dataset}));
     let request = OnDataset {
         policy: None,

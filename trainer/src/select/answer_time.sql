@@ -10,7 +10,7 @@ cross join lateral (
     from generation g
     where g.policy = $1 and g.arm = $2 and g.surface = defined.surface
       and g.proven and g.purpose = 'production' and g.id >= $3
-      and g.untrainable is distinct from 'engine_failed' -- it may have ended before its first token
+      and coalesce(g.untrainable, '') not in ('engine_failed', 'no_first_token') -- they may have ended before the first token
       and g.tenant_id = any ((select consenting_tenants($1))::text[])
     order by g.id desc
     limit $4

@@ -1,4 +1,5 @@
-//! Reads the dead-letter queue from its start to the end that it had when it was opened.
+//! Reads the dead-letter queue from its start, or only its newest records, to the end that it had when
+//! it was opened.
 //!
 //! Uses a consumer without a group. Keeps one record in memory.
 
@@ -34,6 +35,8 @@ pub struct DlqReader {
     topic: String,
     /// By partition: its first offset, and the one after its last.
     ranges: BTreeMap<i32, (i64, i64)>,
+    /// Whether older records are left out.
+    truncated: bool,
 }
 
 /// Does not log the end of a partition as an error.
@@ -62,6 +65,7 @@ impl DlqReader {
                 consumer,
                 brokers,
                 topic,
+                truncated: false,
             })
         };
         let opened = tokio::task::spawn_blocking(read).await.context("join")?;
@@ -71,6 +75,19 @@ impl DlqReader {
                 options.brokers, options.topic_prefix
             )
         })
+    }
+
+    /// Like [`Self::open`], but only the newest records of each partition, at most `records_max`. Notes
+    /// count as records.
+    pub async fn open_newest(options: &ClientOptions, records_max: u32) -> anyhow::Result<Self> {
+        let mut reader = Self::open(options).await?;
+        reader.truncated = narrow(&mut reader.ranges, records_max);
+        Ok(reader)
+    }
+
+    /// Whether the queue has older records, which [`Self::open_newest`] left out.
+    pub fn is_truncated(&self) -> bool {
+        self.truncated
     }
 
     /// The topic's name.
@@ -124,6 +141,10 @@ impl DlqReader {
             )
         })?;
         ensure!(
+            !self.truncated || position.offset >= *first,
+            "{position} is not among the newest records, which alone are read here: `springtide dlq` reads all"
+        );
+        ensure!(
             (*first..*end).contains(&position.offset),
             "there is no record {position}: {} has offsets {first} to {} in that partition",
             self.topic,
@@ -146,6 +167,19 @@ impl DlqReader {
         self.consumer.assign(&assignment).context("assign")?;
         Ok(Scan { reader: self, ends })
     }
+}
+
+/// Keeps the last `records_max` offsets of each partition. Returns whether others were left out.
+fn narrow(ranges: &mut BTreeMap<i32, (i64, i64)>, records_max: u32) -> bool {
+    let mut narrowed = false;
+    for (first, end) in ranges.values_mut() {
+        let newest = end.saturating_sub(i64::from(records_max));
+        if *first < newest {
+            *first = newest;
+            narrowed = true;
+        }
+    }
+    narrowed
 }
 
 /// One pass over the topic.
@@ -191,5 +225,20 @@ impl Scan<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_newest_records_of_each_partition_are_kept() {
+        let all = BTreeMap::from([(0, (0, 7)), (1, (90, 100)), (2, (5, 5))]);
+        let mut ranges = all.clone();
+        assert!(!narrow(&mut ranges, 10));
+        assert_eq!(ranges, all);
+        assert!(narrow(&mut ranges, 3));
+        assert_eq!(ranges, BTreeMap::from([(0, (4, 7)), (1, (97, 100)), (2, (5, 5))]));
     }
 }

@@ -8,6 +8,7 @@ use super::{Alias, Arm, Canary, Data};
 use crate::layout::{Action, Input, Region, actions, table, text, tile};
 use crate::sections::fleet::Replica;
 use crate::sections::releases::state;
+use crate::sections::trajectories::encoded;
 use crate::viewer::Audience;
 use crate::words::{age, ago, version};
 
@@ -134,7 +135,7 @@ fn serving(data: &Data, now: OffsetDateTime) -> Markup {
                 .find(|arm| arm.alias == row.alias)
                 .map_or(0.0, |arm| arm.explore);
             vec![
-                html! { b { (row.alias) } },
+                html! { b { a href=(format!("/versions/{}", encoded(&row.alias))) { (row.alias) } } },
                 version(row.version),
                 html! {
                     (percent(users(data, &row.alias), 0))

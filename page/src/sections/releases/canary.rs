@@ -153,6 +153,16 @@ fn step(step: &Value) -> String {
     step.to_string()
 }
 
+/// What comes before the first step, in words.
+fn shadow(unseen: &Value) -> String {
+    format!(
+        "answer {}% of champion's requests unseen, until there are {} answers or {} have passed",
+        unseen["percent"],
+        unseen["answers"],
+        unseen["timeout"].as_str().unwrap_or("10m")
+    )
+}
+
 fn standing(canary: &Canary, transitions: &[Transition], now: OffsetDateTime) -> Markup {
     let last = transitions.first();
     let share = last.map_or(0.0, |last| last.share);
@@ -166,8 +176,14 @@ fn standing(canary: &Canary, transitions: &[Transition], now: OffsetDateTime) ->
         }
         @if let Some(last) = last { p { "The last decision, by " b { (last.actor) } ": " (last.reason) } }
         ol .card {
+            @if let Some(unseen) = canary.strategy.get("shadow") {
+                @let current = canary.state == "shadow";
+                li aria-current=[current.then_some("step")] {
+                    @if current { b { (shadow(unseen)) } ", for " (age(canary.step_since, now)) " so far" } @else { (shadow(unseen)) }
+                }
+            }
             @for (nth, one) in steps.iter().enumerate() {
-                @let current = !over && usize::try_from(canary.step) == Ok(nth);
+                @let current = !over && canary.state != "shadow" && usize::try_from(canary.step) == Ok(nth);
                 li aria-current=[current.then_some("step")] {
                     @if current { b { (step(one)) } ", for " (age(canary.step_since, now)) " so far" } @else { (step(one)) }
                 }

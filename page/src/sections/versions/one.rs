@@ -1,6 +1,8 @@
-//! `/versions/{serial}`: one version: its parents and children, who got it, and what it was trained on.
+//! `/versions/{serial}`: one version: its parents and children, who got it, and what it was trained on. An
+//! alias in place of the number leads to the version that it names now.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
 use edge::path::Path;
 use maud::{Markup, html};
@@ -11,8 +13,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Use, Version, made_by, uses};
-use crate::layout::{Page, Region, Shown, table, text};
+use crate::layout::{Page, Region, table, text};
 use crate::site::{Site, unavailable};
+use crate::trained::{self, Step};
 use crate::viewer::Viewer;
 use crate::words::{ago, bytes, clock, count, short, version, version_or_none};
 
@@ -30,6 +33,8 @@ struct Data {
     /// Aliases that named it, the latest first.
     named: Vec<Named>,
     step: Option<Step>,
+    /// Some of what the step was trained on.
+    trajectories: Vec<Trained>,
     evaluations: Vec<Evaluation>,
     used: Use,
     /// Its own judgment, else that of the nearest ancestor that has one.
@@ -50,14 +55,6 @@ struct Named {
     alias: String,
     epoch: i64,
     at: OffsetDateTime,
-}
-
-#[derive(Debug)]
-struct Step {
-    metrics: Value,
-    committed_at: OffsetDateTime,
-    trained_on: i64,
-    trajectories: Vec<Trained>,
 }
 
 /// A trajectory that the step was trained on and the viewer may see.
@@ -127,9 +124,12 @@ async fn read(
     )
     .fetch_all(&mut *reader)
     .await?;
-    let step = match row.run_id.zip(row.step) {
-        Some((run, step)) => step_of(&mut *reader, run, step, tenant).await?,
-        None => None,
+    let (step, trajectories) = match row.run_id.zip(row.step) {
+        Some((run, step)) => (
+            trained::of_step(&mut *reader, run, step, tenant).await?,
+            trajectories_of(&mut *reader, run, step, tenant).await?,
+        ),
+        None => (None, Vec::new()),
     };
     let evaluations = sqlx::query_as!(
         Evaluation,
@@ -172,25 +172,20 @@ async fn read(
         children,
         named,
         step,
+        trajectories,
         evaluations,
         used: used.unwrap_or_default(),
         judged,
     }))
 }
 
-async fn step_of(reader: &mut PgConnection, run: Uuid, step: i64, tenant: Option<&str>) -> sqlx::Result<Option<Step>> {
-    let row = sqlx::query!(
-        r#"select s.metrics, s.committed_at,
-                  (select count(*) from trajectory_use u
-                   where u.run_id = s.run_id and u.step = s.step and u.purpose = 'trained') as "trained_on!"
-           from step s where s.run_id = $1 and s.step = $2"#,
-        run,
-        step
-    )
-    .fetch_optional(&mut *reader)
-    .await?;
-    let Some(row) = row else { return Ok(None) };
-    let trajectories = sqlx::query_as!(
+async fn trajectories_of(
+    reader: &mut PgConnection,
+    run: Uuid,
+    step: i64,
+    tenant: Option<&str>,
+) -> sqlx::Result<Vec<Trained>> {
+    sqlx::query_as!(
         Trained,
         "select g.id, g.version, t.reward, t.signal
          from trajectory_use u
@@ -204,18 +199,32 @@ async fn step_of(reader: &mut PgConnection, run: Uuid, step: i64, tenant: Option
         TRAINED_MAX
     )
     .fetch_all(reader)
-    .await?;
-    Ok(Some(Step {
-        metrics: row.metrics,
-        committed_at: row.committed_at,
-        trained_on: row.trained_on,
-        trajectories,
-    }))
+    .await
 }
 
-pub async fn page(State(site): State<Site>, viewer: Viewer, Path(serial): Path<i64>) -> Result<Shown, Problem> {
+/// The version that an alias names now.
+async fn named_by(reader: &mut PgConnection, policy: &str, alias: &str) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar!(
+        r#"select version as "version!" from alias where policy = $1 and alias = $2 and not withdrawn"#,
+        policy,
+        alias
+    )
+    .fetch_optional(reader)
+    .await
+}
+
+pub async fn page(State(site): State<Site>, viewer: Viewer, Path(name): Path<String>) -> Result<Response, Problem> {
     let tenant = viewer.audience.tenant();
     let mut reader = site.read(tenant).await?;
+    let Ok(serial) = name.parse::<i64>() else {
+        let serial = named_by(&mut reader, site.policy(), &name).await.map_err(unavailable)?;
+        let serial = serial.ok_or_else(|| {
+            Problem::not_found(format!(
+                "there is no alias `{name}`: / shows the aliases, and /versions lists versions"
+            ))
+        })?;
+        return Ok(Redirect::to(&format!("/versions/{serial}")).into_response());
+    };
     let found = read(&mut reader, site.policy(), serial, tenant)
         .await
         .map_err(unavailable)?;
@@ -234,7 +243,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Path(serial): Path<i
         regions: &regions,
         bottom: html! {},
     };
-    Ok(page.show(&site, &viewer))
+    Ok(page.show(&site, &viewer).into_response())
 }
 
 fn shown(data: &Data, now: OffsetDateTime) -> Vec<Region> {
@@ -263,13 +272,11 @@ fn shown(data: &Data, now: OffsetDateTime) -> Vec<Region> {
         regions.push(Region {
             id: "trained",
             title: "What it was trained on",
-            body: trained(step, now),
-            sources: data
-                .version
-                .run_id
-                .iter()
-                .map(|run| format!("GET /v1/runs/{run}/curve"))
-                .collect(),
+            body: trained_on(step, &data.trajectories, now),
+            sources: vec![
+                format!("springtide policy inspect {serial}"),
+                format!("GET /v1/runs/{}/curve", step.run),
+            ],
         });
     }
     regions.push(Region {
@@ -333,10 +340,9 @@ fn named(named: &[Named], now: OffsetDateTime) -> Markup {
     )
 }
 
-fn trained(step: &Step, now: OffsetDateTime) -> Markup {
+fn trained_on(step: &Step, trajectories: &[Trained], now: OffsetDateTime) -> Markup {
     let number = |field: &str| step.metrics[field].as_f64();
-    let rows: Vec<Vec<Markup>> = step
-        .trajectories
+    let rows: Vec<Vec<Markup>> = trajectories
         .iter()
         .map(|one| {
             vec![
@@ -351,12 +357,26 @@ fn trained(step: &Step, now: OffsetDateTime) -> Markup {
         div .card {
             dl {
                 dt { "Committed" } dd { (ago(step.committed_at, now)) }
-                dt { "Generations" } dd { (count(step.trained_on)) }
-                dt { "Reward" } dd { (decimal(number("reward_mean"), 3)) }
+                dt { "Generations" } dd {
+                    (count(step.generations))
+                    @if step.hidden() > 0 { ", of which " (count(step.hidden())) " are not shown here" }
+                }
+                dt { "Sampled" } dd {
+                    @match step.sampled() {
+                        Some([first, last]) => { (clock(first, now)) " to " (clock(last, now)) " (UTC)" }
+                        None => "–",
+                    }
+                }
+                dt { "Arms" } dd { (step.arms()) }
+                dt { "Tenants" } dd { (step.tenants()) }
+                dt { "Reward" } dd { (decimal(step.reward_mean(), 3)) }
                 dt { "Loss" } dd { (decimal(number("loss"), 4)) }
                 dt { "KL" } dd { (scientific(number("kl"))) " nats a token" }
                 dt { "Entropy" } dd { (decimal(number("entropy"), 3)) " nats a token" }
                 dt { "Gradient norm" } dd { (decimal(number("gradient_norm"), 3)) }
+                dt { "Dropped" } dd {
+                    @if step.dropped.is_empty() { "nothing" } @else { (step.dropped()) ", since the step before" }
+                }
             }
         }
         (table("Some of its trajectories", &["trajectory", "sampled by version", "reward", "signal"], &rows,

@@ -173,6 +173,7 @@ impl Fixture {
             aliases: aliases.collect(),
             arms: vec![],
             cluster_arms: Default::default(),
+            shadow: 0.0,
             salt: String::new(),
             created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
         };

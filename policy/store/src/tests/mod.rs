@@ -52,6 +52,7 @@ fn sample_assignment() -> Assignment {
         aliases: [("champion".into(), target(8)), ("base".into(), target(1))].into(),
         arms: vec![arm("champion", 0.6), arm("base", 0.4)],
         cluster_arms: Default::default(),
+        shadow: 0.0,
         salt: String::new(),
         created_at: time::macros::datetime!(2026-11-21 06:00 UTC),
     }

@@ -13,7 +13,7 @@ use ::evidence::sequence::{Bounds, Design, NotYet, Sides};
 use ::evidence::verdict::{Goal, Margins, Rule, Verdict};
 use ::evidence::{Clusters, Estimate};
 use serde::Serialize;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 use std::collections::{BTreeMap, BTreeSet};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -32,6 +32,9 @@ const FAILURES_MARGIN: f64 = 0.02;
 const GUARD_ALPHA: f64 = 0.1;
 /// How often at most an alarm about the sample ratio is wrong, over all looks.
 const SAMPLE_RATIO_ALPHA: f64 = 0.001;
+/// Where users leave more of `champion`'s answers than this share, the ones that are whole are short ones. So
+/// the length of unseen answers says nothing then.
+const LEFT_MAX: f64 = 0.05;
 /// For the query, in milliseconds.
 const READ_MS_MAX: &str = "10000";
 
@@ -108,9 +111,13 @@ struct Row {
     reward: f64,
 }
 
-/// Reads from when the canary got its first users until now, or until it lost them.
+/// Reads from when the canary got its first users until now, or until it lost them. Before that, in
+/// `shadow`, it reads the unseen answers.
 pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) -> sqlx::Result<Evidence> {
     let control = canary.control.unwrap_or_default();
+    if canary.shadow().is_some() {
+        return read_unseen(connection, policy, canary, control).await;
+    }
     let (periods, until) = tables::periods(connection, canary.id).await?;
     let (began, shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
     let Some(&from) = began.first() else {
@@ -118,15 +125,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
     };
     let until = until.unwrap_or_else(OffsetDateTime::now_utc);
     let weight = tables::champion_weight(connection, policy, canary.id).await?;
-    let mut transaction = connection.begin().await?;
-    // the query says of which tenants; the release loop waits for it
-    sqlx::query!(
-        "select set_config('springtide.all_tenants', 'on', true) as all_tenants,
-                set_config('statement_timeout', $1, true) as statement_timeout",
-        READ_MS_MAX
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    let mut transaction = begin(connection).await?;
     let rows = sqlx::query_file_as!(
         Row,
         "src/release/canary/evidence.sql",
@@ -137,12 +136,64 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         weight,
         from,
         until,
-        canary.strategy.judge.slow_ms.map(|ms| f64::from(ms) / 1000.0)
+        canary.slow_seconds()
     )
     .fetch_all(&mut *transaction)
     .await?;
     transaction.rollback().await?;
     Ok(Evidence::of(canary, control, &shares, &rows))
+}
+
+async fn read_unseen(
+    connection: &mut PgConnection,
+    policy: &str,
+    canary: &Canary,
+    control: i64,
+) -> sqlx::Result<Evidence> {
+    let weight = tables::champion_weight(connection, policy, canary.id).await?;
+    let (from, until) = (canary.step_since, OffsetDateTime::now_utc());
+    let mut transaction = begin(connection).await?;
+    let rows = sqlx::query_file_as!(
+        Row,
+        "src/release/canary/shadow.sql",
+        policy,
+        canary.version,
+        control,
+        weight,
+        from,
+        until
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let left = sqlx::query_scalar!(
+        r#"select coalesce(avg((finish_reason = 'abort' and untrainable is distinct from 'engine_failed')::int), 0)::float8
+                  as "left!"
+           from generation
+           where policy = $1 and arm = 'champion' and purpose = 'production' and version = $2 and proven
+             and id >= first_generation_id($3)"#,
+        policy,
+        control,
+        from
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    transaction.rollback().await?;
+    let mut evidence = Evidence::of(canary, control, &[], &rows);
+    evidence.found.length.take_if(|_| left > LEFT_MAX);
+    Ok(evidence)
+}
+
+/// The query says of which tenants, and the release loop waits for it.
+async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query!(
+        "select set_config('springtide.all_tenants', 'on', true) as all_tenants,
+                set_config('statement_timeout', $1, true) as statement_timeout",
+        READ_MS_MAX
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    Ok(transaction)
 }
 
 /// Alarms of the realtime run, in words.
@@ -187,14 +238,18 @@ impl Evidence {
             reward: reward.ok(),
             declined: of_answers(|row| row.declined).ok(),
             aborted: of_answers(|row| row.aborted).ok(),
-            slow: judge.slow_ms.and_then(|_| of_answers(|row| row.slow).ok()),
+            slow: canary.slow_seconds().and_then(|_| of_answers(|row| row.slow).ok()),
             length: lengths(rows, &guard, 0.0),
-            failures: failures(rows, shares, guard.alpha),
-            sample_ratio_p: sample_ratio(rows, shares),
+            failures: failures(rows, canary, shares, guard.alpha),
+            sample_ratio_p: match canary.shadow() {
+                Some(_) => 1.0,
+                None => sample_ratio(rows, shares),
+            },
             found: Found::default(),
         };
         evidence.found = Found {
             length: evidence.length_changed(rows, &guard),
+            answers: evidence.canary.answers,
             ..evidence.conclude(judge, reward)
         };
         evidence
@@ -239,6 +294,7 @@ impl Evidence {
             not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
             better: strict.verdict == Verdict::Superior,
             length: None,
+            answers: 0,
             mismatch: (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
                 format!(
                     "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the \
@@ -300,10 +356,13 @@ fn rule(goal: Goal, judge: &Judge) -> Option<Rule> {
 }
 
 /// Compares the first answers of users, in the order of time. A user counts once: where they were first.
-fn failures(rows: &[Row], shares: &[f64], alpha: f64) -> Failures {
-    let mut first: BTreeMap<&str, &Row> = BTreeMap::new();
+/// Unseen answers are to users of `champion`, who count once on each side.
+fn failures(rows: &[Row], canary: &Canary, shares: &[f64], alpha: f64) -> Failures {
+    let unseen = canary.shadow();
+    let mut first: BTreeMap<(&str, bool), &Row> = BTreeMap::new();
     for row in rows {
-        let seen = first.entry(&row.user_key).or_insert(row);
+        let side = unseen.is_some() && row.is_canary;
+        let seen = first.entry((&row.user_key, side)).or_insert(row);
         if row.first < seen.first {
             *seen = row;
         }
@@ -311,7 +370,11 @@ fn failures(rows: &[Row], shares: &[f64], alpha: f64) -> Failures {
     let mut first: Vec<&Row> = first.into_values().collect();
     first.sort_by_key(|row| row.first);
     // about in the ratio of traffic, as it was in the first period
-    let share = shares.first().copied().unwrap_or(0.5).clamp(0.05, 0.95);
+    let share = match unseen {
+        Some(share) => share / (1.0 + share),
+        None => shares.first().copied().unwrap_or(0.5),
+    };
+    let share = share.clamp(0.05, 0.95);
     let design = rates::Design {
         alpha,
         block: [1, ((1.0 - share) / share).round().max(1.0) as u32],

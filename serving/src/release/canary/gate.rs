@@ -1,7 +1,8 @@
 //! The gate of `strategy.evaluation`: before the first user, the canary's version and `champion`'s are
 //! evaluated on a held-out dataset of logged trajectories.
 //!
-//! Evaluation runs belong to the trainer. [`Evaluator`] starts them; their results are read from `run`.
+//! Evaluation runs belong to the trainer. [`Evaluator`] starts and cancels them; their results are read
+//! from `run`.
 
 use super::strategy::Evaluation;
 use super::tables::{self, Canary};
@@ -13,12 +14,16 @@ use serde::Deserialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// Starts evaluation runs.
+/// Starts and cancels evaluation runs.
 #[async_trait::async_trait]
 pub trait Evaluator: Send + Sync {
     /// Queues a run that evaluates the version on the dataset, such as `held-out@1`. A refusal says what to
     /// do. An error may pass: the next look asks again.
     async fn start(&self, version: i64, dataset: &str) -> anyhow::Result<Result<Uuid, String>>;
+
+    /// Cancels a run that [`Self::start`] queued. One that has ended stays as it is. An error may pass: the
+    /// next look asks again.
+    async fn cancel(&self, run: Uuid) -> anyhow::Result<()>;
 }
 
 /// What the evaluations say.
@@ -70,8 +75,8 @@ pub async fn look(
     let ids = tables::evaluations(connection, canary.id)
         .await
         .context("read the evaluations")?;
-    if ids.is_empty() {
-        return start(service, connection, wanted, canary, champion.version)
+    if ids.len() < 2 {
+        return start(service, connection, wanted, canary, champion.version, ids)
             .await
             .map(Some);
     }
@@ -90,18 +95,19 @@ pub async fn look(
     Ok(Some(judge(wanted, champion.version, &runs)))
 }
 
+/// `ids`: of the runs that an earlier look started, of the canary's version first.
 async fn start(
     service: &ReleaseService,
     connection: &mut PgConnection,
     wanted: &Evaluation,
     canary: &Canary,
     champion: i64,
+    mut ids: Vec<Uuid>,
 ) -> anyhow::Result<Gate> {
     let Some(evaluator) = service.0.evaluator.get() else {
         return Ok(Gate::Refused("this control role cannot start evaluations".to_owned()));
     };
-    let mut ids = Vec::new();
-    for version in [canary.version, champion] {
+    for version in [canary.version, champion].into_iter().skip(ids.len()) {
         let started = evaluator.start(version, &wanted.dataset).await;
         match started.context("start an evaluation")? {
             Ok(id) => ids.push(id),
@@ -112,12 +118,38 @@ async fn start(
                 )));
             }
         }
+        // each at once, so that it is cancelled if the canary ends now
+        tables::note_evaluations(connection, canary.id, &ids)
+            .await
+            .context("note the evaluations")?;
     }
-    tables::note_evaluations(connection, canary.id, &ids)
-        .await
-        .context("note the evaluations")?;
     tracing::info!(canary = %canary.id, runs = ?ids, dataset = wanted.dataset, "evaluations started");
     Ok(Gate::Waits)
+}
+
+/// Cancels the evaluations of canaries that ended before them, of the last month: nobody waits for these.
+pub async fn cancel_left(service: &ReleaseService, connection: &mut PgConnection) -> anyhow::Result<()> {
+    let Some(evaluator) = service.0.evaluator.get() else {
+        return Ok(());
+    };
+    let left = sqlx::query!(
+        "select r.id, c.id as canary
+         from canary c
+         join run r on r.id = any (c.evaluations)
+         where c.policy = $1 and c.id >= first_generation_id(now() - interval '31 days') and c.state = 'aborted'
+           and r.status not in ('succeeded', 'failed', 'cancelled') and r.requested is distinct from 'cancel'
+         order by r.id",
+        service.0.policy
+    )
+    .fetch_all(connection)
+    .await
+    .context("look for evaluations that nobody waits for")?;
+    for run in left {
+        let cancelled = evaluator.cancel(run.id).await;
+        cancelled.with_context(|| format!("cancel evaluation run {}", run.id))?;
+        tracing::info!(canary = %run.canary, run = %run.id, "evaluation cancelled, because its canary has ended");
+    }
+    Ok(())
 }
 
 /// `runs`: of the canary's version, and of what was `champion`'s when they began.
@@ -136,7 +168,7 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
             }
             status if run.age > wanted.timeout.0.as_secs_f64() => {
                 return Gate::Refused(format!(
-                    "evaluation run {} is still {status} after {} s: see that the trainer works, cancel the run or wait for it, and propose the version again",
+                    "evaluation run {} is still {status} after {} s, so the evaluations are cancelled: see that the trainer works, and propose the version again",
                     run.id,
                     wanted.timeout.0.as_secs()
                 ));

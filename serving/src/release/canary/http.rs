@@ -88,7 +88,7 @@ struct Why {
 struct View {
     id: Uuid,
     version: i64,
-    /// The version of `champion` that it is compared with. Null: it has no users yet.
+    /// The version of `champion` that it is compared with. Null: it is not compared yet.
     control: Option<i64>,
     state: CanaryState,
     /// Of `strategy.steps`.
@@ -208,9 +208,10 @@ async fn find(connection: &mut PgConnection, service: &ReleaseService, id: Uuid)
 async fn read_evidence(State(service): State<ReleaseService>, Path(id): Path<Uuid>) -> Result<Json<Evidence>, Problem> {
     let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
     let canary = find(&mut connection, &service, id).await?;
-    if canary.control.is_none() {
+    let (periods, _) = tables::periods(&mut connection, canary.id).await.map_err(unavailable)?;
+    if periods.is_empty() && canary.shadow().is_none() {
         return Err(Problem::conflict(format!(
-            "the canary is {}: no user has had it yet, so there is no evidence",
+            "the canary is {}, and no user had it: what its decisions were made on is in GET /v1/canaries/{id}",
             canary.state.name()
         )));
     }

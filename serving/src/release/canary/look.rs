@@ -53,6 +53,9 @@ pub struct Found {
     pub mismatch: Option<String>,
     /// Answers are much longer or shorter: in words.
     pub length: Option<String>,
+    /// Of the canary.
+    #[serde(skip)]
+    pub answers: i64,
     /// In words, for the audit.
     pub summary: String,
 }
@@ -62,6 +65,7 @@ pub fn look(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     match canary.state {
         State::Proposed => approval(canary, seen),
         State::Gated => gates(canary, seen),
+        State::Shadow => moved(canary, seen).or_else(|| shadow(canary, seen)),
         State::Canary | State::Paused | State::Held => {
             moved(canary, seen)
                 .or_else(|| harm(seen))
@@ -93,7 +97,7 @@ fn approval(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     Some((Event::Approve, reason))
 }
 
-/// Gates first, then replicas load it, and then it gets its first users.
+/// Gates first, then replicas load it. Then it answers unseen, if that is asked for, or gets its first users.
 fn gates(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     if let Some(refusal) = &seen.refusal {
         return Some((Event::Refuse, refusal.clone()));
@@ -117,15 +121,19 @@ fn gates(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
         true => "none answers".to_owned(),
         false => replicas.waiting.join(", "),
     };
+    let loaded = match canary.strategy.shadow {
+        Some(_) => Event::Shadow,
+        None => Event::Pass,
+    };
     let (event, reason) = match ready {
         0 if is_over => (
             Event::Refuse,
             format!("no replica has loaded it within {} s: {waiting}", limit.as_secs()),
         ),
         0 => return None,
-        _ if ready == all => (Event::Pass, format!("all {all} replicas hold it")),
+        _ if ready == all => (loaded, format!("all {all} replicas hold it")),
         _ if is_over => (
-            Event::Pass,
+            loaded,
             format!(
                 "{ready} of {all} replicas hold it after {} s. The others answer with champion alone until they do: {waiting}",
                 limit.as_secs()
@@ -134,6 +142,25 @@ fn gates(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
         _ => return None,
     };
     (event != Event::Pass || seen.frozen.is_none()).then_some((event, reason))
+}
+
+/// What the unseen answers say. What would be held for a person later is refused here: no user has it yet.
+fn shadow(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    let found = &seen.found;
+    let wrong = found.harm.as_ref().or(found.length.as_ref());
+    if let Some(wrong) = seen.refusal.as_ref().or(wrong) {
+        return Some((Event::Refuse, format!("no user has seen it: {wrong}")));
+    }
+    let waited: Duration = (seen.now - canary.step_since).try_into().unwrap_or_default();
+    let done = canary.strategy.shadow.as_ref().is_none_or(|shadow| {
+        let is_enough = found.answers >= i64::from(shadow.answers);
+        is_enough || waited >= shadow.timeout.0
+    });
+    (done && seen.frozen.is_none()).then(|| {
+        let (answers, seconds) = (found.answers, waited.as_secs());
+        let reason = format!("{answers} unseen answers in {seconds} s, and none of the guards found anything");
+        (Event::Pass, reason)
+    })
 }
 
 /// Whoever moves `champion` ends the comparison.
@@ -211,6 +238,7 @@ pub fn resumed(canary: &Canary) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::strategy::Shadow;
     use super::*;
     use serde_json::json;
     use time::macros::datetime;
@@ -259,6 +287,7 @@ mod tests {
             better,
             mismatch: None,
             length: None,
+            answers: 0,
             summary: "what is known".into(),
         }
     }
@@ -386,6 +415,46 @@ mod tests {
         assert_eq!(event(&gated, &with(5, 0, &[])), Some(Event::Refuse));
         let (_, reason) = look(&gated, &with(5, 1, &["r2"])).unwrap();
         assert!(reason.contains("1 of 2 replicas") && reason.contains("r2"), "{reason}");
+    }
+
+    #[test]
+    fn unseen_answers_come_before_the_first_user_if_they_are_asked_for() {
+        let with_shadow = |state| {
+            let mut canary = canary(state, 0);
+            canary.strategy.shadow = Some(Shadow::default());
+            canary.control = Some(40);
+            canary
+        };
+        let loaded = Seen {
+            replicas: Some(Prepared {
+                ready: 1,
+                ..Prepared::default()
+            }),
+            ..seen(0)
+        };
+        assert_eq!(event(&with_shadow(State::Gated), &loaded), Some(Event::Shadow));
+        let shadow = with_shadow(State::Shadow);
+        let with = |minutes, answers| Seen {
+            found: Found {
+                answers,
+                ..Found::default()
+            },
+            ..seen(minutes)
+        };
+        assert_eq!(event(&shadow, &with(9, 199)), None);
+        assert_eq!(event(&shadow, &with(0, 200)), Some(Event::Pass));
+        assert_eq!(event(&shadow, &with(10, 0)), Some(Event::Pass), "users decide");
+        let mut harmed = with(0, 200);
+        harmed.found.harm = Some("it fails".into());
+        assert_eq!(event(&shadow, &harmed), Some(Event::Refuse));
+        let mut longer = with(0, 200);
+        longer.found.length = Some("answers are longer".into());
+        assert_eq!(event(&shadow, &longer), Some(Event::Refuse));
+        let frozen = Seen {
+            frozen: Some("22:00-06:00".into()),
+            ..with(10, 200)
+        };
+        assert_eq!(event(&shadow, &frozen), None);
     }
 
     #[test]

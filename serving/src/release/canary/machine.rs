@@ -1,12 +1,13 @@
 //! The states of a canary and the ways between them, as data. Pure.
 //!
 //! ```text
-//!            approve        pass          pass
-//! proposed ─────────► gated ──────► canary ──────► champion ──────► retired
-//!                                   │  ▲ │ step                supersede
-//!                            hold   ▼  │ │
-//!                  held, paused ───────┘ └► rolled_back, aborted
-//!                              resume
+//!            approve        pass                pass
+//! proposed ─────────► gated ──────────► canary ──────► champion ──────► retired
+//!                       │ shadow   pass ▲ │  ▲ │ step          supersede
+//!                       └─────► shadow ─┘ │  │ │
+//!                                    hold ▼  │ │
+//!                        held, paused ───────┘ └► rolled_back, aborted
+//!                                     resume
 //! ```
 //! The words are those of Argo Rollouts: a failed analysis aborts to weight 0, an inconclusive one
 //! pauses for a person.
@@ -21,6 +22,8 @@ pub enum State {
     Proposed,
     /// Approved. Its gates are looked at, and replicas load it; no user gets it.
     Gated,
+    /// Replicas answer some of `champion`'s requests a second time with it; no user sees that.
+    Shadow,
     /// Some of `champion`'s users get it.
     Canary,
     /// The evidence was not conclusive in time. Its users keep it until a person decides.
@@ -45,7 +48,9 @@ pub enum Event {
     Approve,
     /// All gates passed: replicas load it.
     Prepare,
-    /// Replicas hold it; or all steps were made.
+    /// Replicas hold it: they answer with it unseen.
+    Shadow,
+    /// Replicas hold it; its unseen answers are no worse; or all steps were made.
     Pass,
     /// A gate refused the version.
     Refuse,
@@ -77,10 +82,15 @@ pub const TRANSITIONS: &[(State, Event, State)] = {
         (S::Proposed, E::Approve, S::Gated),
         (S::Proposed, E::Abort, S::Aborted),
         (S::Gated, E::Prepare, S::Gated),
+        (S::Gated, E::Shadow, S::Shadow),
         (S::Gated, E::Pass, S::Canary),
         (S::Gated, E::Refuse, S::Aborted),
         (S::Gated, E::Abort, S::Aborted),
         (S::Gated, E::Supersede, S::Aborted),
+        (S::Shadow, E::Pass, S::Canary),
+        (S::Shadow, E::Refuse, S::Aborted),
+        (S::Shadow, E::Abort, S::Aborted),
+        (S::Shadow, E::Supersede, S::Aborted),
         (S::Canary, E::Step, S::Canary),
         (S::Canary, E::Pass, S::Champion),
         (S::Canary, E::Promote, S::Champion),
@@ -115,9 +125,10 @@ pub struct Refused {
 }
 
 impl State {
-    pub const ALL: [State; 9] = [
+    pub const ALL: [State; 10] = [
         State::Proposed,
         State::Gated,
+        State::Shadow,
         State::Canary,
         State::Paused,
         State::Held,
@@ -131,6 +142,7 @@ impl State {
         match self {
             State::Proposed => "proposed",
             State::Gated => "gated",
+            State::Shadow => "shadow",
             State::Canary => "canary",
             State::Paused => "paused",
             State::Held => "held",
@@ -154,6 +166,16 @@ impl State {
             .ok_or(Refused { from: self, event })
     }
 
+    /// Whether it is beyond its approvals and has no users yet.
+    pub fn is_before_users(self) -> bool {
+        matches!(self, State::Gated | State::Shadow)
+    }
+
+    /// Whether its answers are compared with `champion`'s.
+    pub fn is_compared(self) -> bool {
+        self.serves() || self == State::Shadow
+    }
+
     /// Whether some users get it beside `champion`.
     pub fn serves(self) -> bool {
         matches!(self, State::Canary | State::Paused | State::Held)
@@ -165,6 +187,7 @@ impl Event {
         match self {
             Event::Approve => "approve",
             Event::Prepare => "prepare",
+            Event::Shadow => "shadow",
             Event::Pass => "pass",
             Event::Refuse => "refuse",
             Event::Step => "step",
@@ -207,9 +230,10 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const EVENTS: [Event; 13] = [
+    const EVENTS: [Event; 14] = [
         Event::Approve,
         Event::Prepare,
+        Event::Shadow,
         Event::Pass,
         Event::Refuse,
         Event::Step,
@@ -273,7 +297,10 @@ mod tests {
         assert!(before.clone().count() > 0 && before.clone().all(|(from, ..)| from.serves()));
         let into_serving = TRANSITIONS.iter().filter(|(from, _, to)| !from.serves() && to.serves());
         let into_serving: Vec<_> = into_serving.collect();
-        assert_eq!(into_serving, [&(State::Gated, Event::Pass, State::Canary)]);
+        let passed = [State::Gated, State::Shadow].map(|from| (from, Event::Pass, State::Canary));
+        assert_eq!(into_serving, passed.iter().collect::<Vec<_>>());
+        let into_shadow: Vec<_> = TRANSITIONS.iter().filter(|(.., to)| *to == State::Shadow).collect();
+        assert_eq!(into_shadow, [&(State::Gated, Event::Shadow, State::Shadow)]);
         for state in [State::Aborted, State::RolledBack] {
             assert_eq!(reached_from(state), BTreeSet::from([state]));
         }

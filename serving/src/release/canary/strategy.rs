@@ -24,6 +24,10 @@ pub struct Strategy {
     /// Before the first user: how the version does on logged trajectories. Default: it is not asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evaluation: Option<Evaluation>,
+    /// Before the first user, after the evaluation: how the version answers real requests, unseen. Default:
+    /// it is not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// How long replicas have to load the version before the first user gets it. Then those that have not
     /// go on without it; if none has, it ends. Default: 5 minutes.
     pub prepare: Span,
@@ -102,6 +106,41 @@ impl Evaluation {
     }
 }
 
+/// Requests of `champion` that the version answers too, unseen, in the capacity that production leaves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Shadow {
+    /// Percent of `champion`'s requests, above 0 to 100. Default: 10.
+    pub percent: f64,
+    /// Then the answers are enough. Default: 200.
+    pub answers: u32,
+    /// How long they may take. Then the canary goes on with what there is. Default: 10 minutes.
+    pub timeout: Span,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Shadow {
+            percent: 10.0,
+            answers: 200,
+            timeout: Span(Duration::from_secs(600)),
+        }
+    }
+}
+
+impl Shadow {
+    fn check(&self) -> Result<(), String> {
+        let Shadow { percent, answers, .. } = self;
+        if !(*percent > 0.0 && *percent <= 100.0) {
+            return Err(format!("shadow.percent is {percent}; give a number above 0, up to 100"));
+        }
+        if *answers == 0 {
+            return Err("shadow.answers is 0; give 1 or more, or leave shadow out".to_owned());
+        }
+        Ok(())
+    }
+}
+
 /// What the evidence must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -165,6 +204,7 @@ impl Default for Strategy {
             ],
             judge: Judge::default(),
             evaluation: None,
+            shadow: None,
             prepare: Span(Duration::from_secs(300)),
             requires_approval: 0,
         }
@@ -231,6 +271,7 @@ impl Strategy {
                 ));
             }
         }
+        self.shadow.as_ref().map_or(Ok(()), Shadow::check)?;
         let Judge {
             margin,
             effect,
@@ -428,6 +469,8 @@ mod tests {
                 json!({"evaluation": {"dataset": "a@1", "margin": -1}}),
                 "evaluation.margin is -1",
             ),
+            (json!({"shadow": {"percent": 0}}), "shadow.percent is 0"),
+            (json!({"shadow": {"answers": 0}}), "shadow.answers is 0"),
             (json!({"requiresApproval": 9}), "requiresApproval is 9"),
             (json!({"weights": [1]}), "unknown field `weights`"),
         ] {

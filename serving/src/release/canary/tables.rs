@@ -15,7 +15,7 @@ use uuid::Uuid;
 pub struct Canary {
     pub id: Uuid,
     pub version: i64,
-    /// The version of `champion` that it is compared with. `None`: it has no users yet.
+    /// The version of `champion` that it is compared with. `None`: it is not compared yet.
     pub control: Option<i64>,
     pub strategy: Strategy,
     pub state: State,
@@ -33,6 +33,18 @@ impl Canary {
             true => self.strategy.weight(self.step) / 100.0,
             false => 0.0,
         }
+    }
+
+    /// Of `champion`'s requests, 0 to 1, that it answers too, unseen. `None`: it does not now.
+    pub fn shadow(&self) -> Option<f64> {
+        let shadow = self.strategy.shadow.as_ref()?;
+        (self.state == State::Shadow).then_some(shadow.percent / 100.0)
+    }
+
+    /// After how long an answer is slow. `None`: that is not asked, or its answers wait behind production.
+    pub fn slow_seconds(&self) -> Option<f64> {
+        let slow_ms = self.strategy.judge.slow_ms.filter(|_| self.shadow().is_none());
+        slow_ms.map(|ms| f64::from(ms) / 1000.0)
     }
 
     /// The clusters whose users it takes. `None`: all.

@@ -49,7 +49,7 @@ fn shown(data: &Data) -> String {
 fn the_page_says_what_serves_whom_on_how_many_replicas_since_when_and_why() {
     let page = shown(&data());
     for part in [
-        "<b>champion</b>",
+        "<a href=\"/versions/champion\">champion</a>",
         "/versions/41",
         "80%",
         "1 of 2",

@@ -1,5 +1,5 @@
 use super::super::machine::State;
-use super::super::strategy::Strategy;
+use super::super::strategy::{Shadow, Strategy};
 use super::*;
 use time::macros::datetime;
 
@@ -181,4 +181,35 @@ fn users_who_do_not_come_in_the_shares_of_the_steps_ring() {
     assert_eq!(of([480, 520], 0.5), None);
     assert!(of([900, 200], 0.1).is_some_and(|mismatch| mismatch.contains("200 and 900 users")));
     assert_eq!(of([0, 300], 1.0), None, "there is nobody left to compare with");
+}
+
+/// Unseen answers are to users of champion, and wait behind production.
+#[test]
+fn unseen_answers_are_compared_without_rewards_shares_and_time() {
+    let mut canary = Canary {
+        state: State::Shadow,
+        ..canary()
+    };
+    (canary.strategy.shadow, canary.strategy.judge.slow_ms) = (Some(Shadow::default()), Some(100));
+    let mut rows = [rows(false, 1, 60, 0.0), rows(true, 1, 60, 0.0)].concat();
+    for (number, row) in rows.iter_mut().enumerate() {
+        row.user_key = format!("user {}", number % 60);
+        row.slow = if row.is_canary { 10 } else { 0 };
+        (row.rewarded, row.reward) = (0, 0.0);
+    }
+    let as_good = Evidence::of(&canary, 40, &[], &rows);
+    assert_eq!(
+        (as_good.sample_ratio_p, as_good.slow, as_good.reward),
+        (1.0, None, None)
+    );
+    assert_eq!((as_good.failures.canary, as_good.failures.champion), ([60, 0], [60, 0]));
+    assert_eq!(
+        (as_good.found.harm, as_good.found.mismatch, as_good.found.answers),
+        (None, None, 600)
+    );
+    for row in rows.iter_mut().filter(|row| row.is_canary) {
+        row.first_aborted = true;
+    }
+    let fails = Evidence::of(&canary, 40, &[], &rows).found.harm.unwrap_or_default();
+    assert!(fails.contains("first answers 60 of 60 failed"), "{fails}");
 }

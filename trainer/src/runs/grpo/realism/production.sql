@@ -11,6 +11,7 @@ with read as (
         where newest.policy = $1
           and newest.version = by.version
           and newest.purpose = 'production'
+          and newest.untrainable is distinct from 'no_first_token'
           and newest.prompt_prefix_len = 0
           and newest.payload_digest is null
           and newest.tenant_id = any ((select consenting_tenants($1))::text[])
