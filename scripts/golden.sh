@@ -14,3 +14,4 @@ export HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 "$python" scripts/golden/sampling.py policy/model/tests/golden/sampling.json
 "$python" scripts/golden/quant.py policy/artifact/tests/golden/quantised.json
 "$python" scripts/golden/preference.py trainer/tests/golden/preference.json
+"$python" scripts/golden/policy_loss.py trainer/tests/golden/policy_loss.json

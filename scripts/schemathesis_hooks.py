@@ -101,10 +101,10 @@ BODIES = {
         tasks_jsonl=TEXT,
         grader={"anyOf": [{"enum": ["exact_match", "prefix_match", "contains"]}, GRADER, MULTI]},
         advantage={"enum": ["dr_grpo", "grpo", "rloo"]},
-        aggregation={"enum": ["token-mean", "seq-mean-token-sum"]},
+        aggregation={"enum": ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]},
         loss=record(
             ["name"],
-            name={"enum": ["reinforce_is", "ppo_clip", "cross_entropy"]},
+            name={"enum": ["reinforce_is", "ppo_clip", "gspo", "cross_entropy"]},
             cap={"type": "number"},
             low={"type": "number"},
             high={"type": "number"},

@@ -176,7 +176,7 @@ impl Config {
             ),
             (
                 !self.loss.is_supervised(),
-                "loss.name must be reinforce_is or ppo_clip: cross_entropy is for supervised runs",
+                "loss.name must be reinforce_is, ppo_clip or gspo: cross_entropy is for supervised runs",
             ),
             (
                 (1..=256).contains(&self.tasks_per_step),

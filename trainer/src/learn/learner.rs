@@ -320,7 +320,8 @@ impl Learner {
     ) -> anyhow::Result<Judgement> {
         let mut judgement = Judgement::default();
         let supervised = settings.loss.is_supervised();
-        for batch in batch::pack(samples, advantages, settings.micro_batch_tokens)? {
+        let scaled = settings.aggregation.scaled(samples, advantages);
+        for batch in batch::pack(samples, &scaled, settings.micro_batch_tokens)? {
             if batch.targets.is_empty() {
                 continue;
             }
@@ -350,7 +351,7 @@ impl Learner {
             judgement.rejected.extend(bad);
             // the others alone: their values do not depend on their neighbors
             let (kept, weights): (Vec<Sample>, Vec<f64>) =
-                good.iter().map(|&i| (samples[i].clone(), advantages[i])).unzip();
+                good.iter().map(|&i| (samples[i].clone(), scaled[i])).unzip();
             for batch in batch::pack(&kept, &weights, settings.micro_batch_tokens)? {
                 if !batch.targets.is_empty() {
                     let scored = self.score(&batch)?;
@@ -505,7 +506,11 @@ impl Learner {
             false => &recomputed,
         });
         let advantage = Tensor::from_slice(&batch.advantage);
-        let Terms { per_token, clipped } = settings.loss.terms(&logp, &sampled_from, &logp.detach(), &advantage);
+        let lengths: Vec<i64> = batch.samples.iter().map(|(_, tokens)| *tokens as i64).collect();
+        let Terms { per_token, clipped } =
+            settings
+                .loss
+                .terms(&logp, &sampled_from, &logp.detach(), &advantage, &lengths);
         let per_token = match &corrected {
             Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
             None => per_token,

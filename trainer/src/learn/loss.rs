@@ -7,11 +7,13 @@
 //! `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
 //! tokens is recomputed, so π/μ has no part of another engine's rounding: that is corrected apart
 //! ([`crate::learn::correction`]). log μ of older versions' tokens is the logged one, and π/μ corrects
-//! for both.
+//! for both. `lengths`: how many of the tokens each generation has, one after another.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;
+use crate::learn::sample::{Sample, Trajectory};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 #[cfg(feature = "torch")]
 use tch::{Kind, Tensor};
 
@@ -19,12 +21,15 @@ use tch::{Kind, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Loss {
-    /// REINFORCE with a truncated importance weight.
+    /// REINFORCE with a truncated importance weight. With `cap` 5 it is CISPO.
     ReinforceIs { cap: f64 },
     /// PPO's clipped objective with a dual clip. A cohort gets one update, so π is still the
     /// proximal policy: the ratio is 1, nothing is clipped, and the gradient is that of REINFORCE
     /// without importance weights.
     PpoClip { low: f64, high: f64, dual: f64 },
+    /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
+    /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
+    Gspo { low: f64, high: f64 },
     /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
     /// log-probabilities are not used.
     CrossEntropy,
@@ -39,13 +44,16 @@ impl Loss {
             Loss::PpoClip { low, high, dual } if !(positive(low) && positive(high) && dual > 1.0) => {
                 Err("loss.low and loss.high must be finite and above 0, and loss.dual above 1")
             }
+            Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
+                Err("loss.low and loss.high must be finite and above 0")
+            }
             _ => Ok(()),
         }
     }
 
-    /// Whether it weighs each token by π/μ, so that it may be trained on tokens of older versions.
+    /// Whether it weighs tokens by π/μ, so that it may be trained on tokens of older versions.
     pub fn corrects_for_older_versions(&self) -> bool {
-        matches!(self, Loss::ReinforceIs { .. })
+        matches!(self, Loss::ReinforceIs { .. } | Loss::Gspo { .. })
     }
 
     /// Whether it needs no sampler's log-probabilities. Then they are not compared either.
@@ -53,10 +61,19 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
-    /// The loss of each trained token, before aggregation. All tensors are f32 of the same length.
+    /// The loss of each trained token, before aggregation. All tensors are f32 of the same length, which is
+    /// the sum of `lengths`.
     #[cfg(feature = "torch")]
-    pub fn terms(&self, logp: &Tensor, behavior: &Tensor, proximal: &Tensor, advantage: &Tensor) -> Terms {
+    pub fn terms(
+        &self,
+        logp: &Tensor,
+        behavior: &Tensor,
+        proximal: &Tensor,
+        advantage: &Tensor,
+        lengths: &[i64],
+    ) -> Terms {
         match *self {
+            Loss::Gspo { low, high } => gspo(logp, behavior, advantage, lengths, low, high),
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
             Loss::PpoClip { low, high, dual } => ppo_clip(logp, proximal, advantage, low, high, dual),
             Loss::CrossEntropy => cross_entropy(logp, advantage),
@@ -76,6 +93,9 @@ pub enum Aggregation {
     /// 2025).
     #[default]
     SeqMeanTokenSum,
+    /// Mean over the tokens of a trajectory, mean over trajectories, as GRPO was published (Shao et al.
+    /// 2024). A token of a long trajectory counts less than one of a short one.
+    SeqMeanTokenMean,
 }
 
 impl Aggregation {
@@ -84,8 +104,23 @@ impl Aggregation {
     pub fn denominator(self, counts: Counts) -> f64 {
         match self {
             Aggregation::TokenMean => counts.tokens.max(1) as f64,
-            Aggregation::SeqMeanTokenSum => counts.trajectories.max(1) as f64,
+            Aggregation::SeqMeanTokenSum | Aggregation::SeqMeanTokenMean => counts.trajectories.max(1) as f64,
         }
+    }
+
+    /// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss is
+    /// proportional to the advantage. `samples` has all turns of its trajectories.
+    pub fn scaled(self, samples: &[Sample], advantages: &[f64]) -> Vec<f64> {
+        if self != Aggregation::SeqMeanTokenMean {
+            return advantages.to_vec();
+        }
+        let mut tokens: BTreeMap<Trajectory, usize> = BTreeMap::new();
+        for sample in samples {
+            *tokens.entry(sample.trajectory()).or_default() += sample.trained_tokens();
+        }
+        let of = |sample: &Sample| tokens.get(&sample.trajectory()).copied().unwrap_or(0).max(1) as f64;
+        let scaled = samples.iter().zip(advantages);
+        scaled.map(|(sample, advantage)| advantage / of(sample)).collect()
     }
 }
 
@@ -116,13 +151,42 @@ pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f
 /// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
 #[cfg(feature = "torch")]
 pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
-    let r = ratio(logp, proximal);
-    let unclipped = -(advantage * &r);
-    let clipped = -(advantage * r.clamp(1.0 - low, 1.0 + high));
-    let loss = unclipped.maximum(&clipped);
+    let Terms {
+        per_token: loss,
+        clipped,
+    } = clip(&ratio(logp, proximal), advantage, low, high);
     let dual_clipped = loss.minimum(&(-(advantage * dual)));
     Terms {
         per_token: dual_clipped.where_self(&advantage.lt(0.0), &loss),
+        clipped,
+    }
+}
+
+/// L = max(−A s, −A clip(s, 1 − low, 1 + high)) with s = sg(exp(mean over the generation of log π − log μ))
+/// · π / sg(π).
+///
+/// Zheng et al. 2025, as in verl's `compute_policy_loss_gspo`. TRL has it as
+/// `importance_sampling_level="sequence"`.
+#[cfg(feature = "torch")]
+pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64], low: f64, high: f64) -> Terms {
+    let constant = logp.detach();
+    let of_generations = log_ratio(&constant, behavior).split_with_sizes(lengths, 0);
+    let means = of_generations.iter().map(|ratios| match ratios.numel() {
+        0 => ratios.shallow_clone(), // of no tokens there is no mean
+        _ => ratios.mean(Kind::Float).expand_as(ratios),
+    });
+    let mean = Tensor::cat(&means.collect::<Vec<_>>(), 0);
+    let s = mean.exp() * (logp - &constant).exp();
+    clip(&s, advantage, low, high)
+}
+
+/// max(−A r, −A clip(r, 1 − low, 1 + high)).
+#[cfg(feature = "torch")]
+fn clip(r: &Tensor, advantage: &Tensor, low: f64, high: f64) -> Terms {
+    let unclipped = -(advantage * r);
+    let clipped = -(advantage * r.clamp(1.0 - low, 1.0 + high));
+    Terms {
+        per_token: unclipped.maximum(&clipped),
         clipped: clipped.gt_tensor(&unclipped).to_kind(Kind::Float),
     }
 }
@@ -138,14 +202,21 @@ pub fn cross_entropy(logp: &Tensor, advantage: &Tensor) -> Terms {
 
 #[cfg(feature = "torch")]
 fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
+    log_ratio(logp, reference).exp()
+}
+
+#[cfg(feature = "torch")]
+fn log_ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     const LOG_RATIO_MAX: f64 = 20.0;
-    (logp - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    (logp - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 }
 
 #[cfg(feature = "torch")]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::learn::sample::Turn;
+    use uuid::Uuid;
 
     fn leaf(values: &[f64]) -> Tensor {
         Tensor::from_slice(values).to_kind(Kind::Float).set_requires_grad(true)
@@ -164,6 +235,36 @@ mod tests {
         }
     }
 
+    /// With so many trained tokens.
+    fn sample(id: u128, episode: Option<u128>, trained: usize) -> Sample {
+        let turn = episode.map(|episode| Turn {
+            episode: Uuid::from_u128(episode),
+            index: 0,
+            rewards: [None, None].into(),
+        });
+        Sample {
+            generation: Uuid::from_u128(id),
+            mask: vec![true; trained],
+            turn,
+            ..Sample::example()
+        }
+    }
+
+    #[test]
+    fn a_mean_over_tokens_is_over_all_turns_of_a_trajectory() {
+        let samples = [
+            sample(1, None, 4),
+            sample(2, Some(9), 1),
+            sample(3, Some(9), 2),
+            sample(4, None, 0),
+        ];
+        let advantages = [1.0, 3.0, 6.0, 5.0];
+        let scaled = |aggregation: Aggregation| aggregation.scaled(&samples, &advantages);
+        assert_eq!(scaled(Aggregation::SeqMeanTokenMean), [0.25, 1.0, 2.0, 5.0]);
+        assert_eq!(scaled(Aggregation::SeqMeanTokenSum), advantages);
+        assert_eq!(scaled(Aggregation::TokenMean), advantages);
+    }
+
     #[test]
     fn a_sum_is_divided_by_the_whole_cohorts_tokens_or_trajectories() {
         let counts = Counts {
@@ -172,6 +273,7 @@ mod tests {
         };
         assert_eq!(Aggregation::TokenMean.denominator(counts), 5.0);
         assert_eq!(Aggregation::SeqMeanTokenSum.denominator(counts), 2.0);
+        assert_eq!(Aggregation::SeqMeanTokenMean.denominator(counts), 2.0);
         assert_eq!(Aggregation::TokenMean.denominator(Counts::default()), 1.0);
     }
 
@@ -203,6 +305,76 @@ mod tests {
         close(&terms.clipped, &[1.0, 0.0, 1.0, 0.0]);
         terms.per_token.sum(Kind::Float).backward();
         close(&logp.grad(), &[0.0, -1.1, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn gspo_gives_a_generation_one_ratio() {
+        // ratios 2 and 0.5 of the first generation: 1 on average; 1.5 alone
+        let logp = leaf(&logs(&[0.4, 0.1, 0.3]));
+        let behavior = constant(&logs(&[0.2, 0.2, 0.2]));
+        let terms = gspo(&logp, &behavior, &constant(&[2.0, 2.0, 1.0]), &[2, 0, 1], 0.2, 0.2);
+        close(&terms.per_token, &[-2.0, -2.0, -1.2]);
+        close(&terms.clipped, &[0.0, 0.0, 1.0]);
+        terms.per_token.sum(Kind::Float).backward();
+        close(&logp.grad(), &[-2.0, -2.0, 0.0]);
+    }
+
+    #[derive(Deserialize)]
+    struct Golden {
+        method: String,
+        low: f64,
+        high: f64,
+        delta: Option<f64>,
+        policy: Vec<Vec<f64>>,
+        old: Vec<Vec<f64>>,
+        advantages: Vec<f64>,
+        loss: f64,
+        gradient: Vec<Vec<f64>>,
+    }
+
+    /// Of random log-probabilities, also of sequences without tokens, with extreme ratios and without an
+    /// advantage.
+    #[test]
+    fn published_methods_have_the_losses_and_gradients_of_trl() {
+        let cases: Vec<Golden> = serde_json::from_str(include_str!("../../tests/golden/policy_loss.json")).unwrap();
+        assert!(cases.len() >= 16);
+        for case in cases {
+            let Golden { low, high, .. } = case;
+            let dual = case.delta.unwrap_or(f64::MAX);
+            let (loss, aggregation) = match &*case.method {
+                "grpo" => (Loss::PpoClip { low, high, dual }, Aggregation::SeqMeanTokenMean),
+                "dapo" => (Loss::PpoClip { low, high, dual }, Aggregation::TokenMean),
+                "cispo" => (Loss::ReinforceIs { cap: high }, Aggregation::TokenMean),
+                "gspo" => (Loss::Gspo { low, high }, Aggregation::SeqMeanTokenMean),
+                other => panic!("{other}"),
+            };
+            let samples: Vec<Sample> = (case.policy.iter().enumerate())
+                .map(|(number, row)| sample(number as u128, None, row.len()))
+                .collect();
+            let lengths: Vec<i64> = case.policy.iter().map(|row| row.len() as i64).collect();
+            let scaled = aggregation.scaled(&samples, &case.advantages);
+            let advantage: Vec<f64> = (scaled.iter().zip(&lengths))
+                .flat_map(|(advantage, length)| vec![*advantage; *length as usize])
+                .collect();
+            let logp = leaf(&case.policy.concat());
+            let old = constant(&case.old.concat());
+            let terms = loss.terms(&logp, &old, &old, &constant(&advantage), &lengths);
+            let counts = Counts {
+                trajectories: lengths.len(),
+                tokens: advantage.len(),
+            };
+            let total = terms.per_token.sum(Kind::Float) / aggregation.denominator(counts);
+            total.backward();
+            let near = |got: f64, want: f64| {
+                let bound = 1e-6 + 3e-5 * want.abs();
+                assert!((got - want).abs() <= bound, "{}: {got} against {want}", case.method);
+            };
+            near(total.double_value(&[]), case.loss);
+            let gradient = Vec::<f32>::try_from(&logp.grad()).unwrap();
+            for (got, want) in gradient.iter().zip(case.gradient.concat()) {
+                near(f64::from(*got), want);
+            }
+        }
     }
 
     #[test]

@@ -142,7 +142,8 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
         let settings = StepSettings::default();
         let loss = |logp: &Tensor| {
             let proximal = logp.detach();
-            let terms = settings.loss.terms(logp, &proximal, &proximal, &advantage);
+            let all = [logp.size()[0]];
+            let terms = settings.loss.terms(logp, &proximal, &proximal, &advantage, &all);
             terms.per_token.sum(Kind::Float)
         };
         let masked = leaf();
