@@ -10,11 +10,12 @@ alter table canary drop constraint canary_state;
 alter table canary add constraint canary_state
     check (state in ('proposed', 'gated', 'shadow', 'canary', 'paused', 'held', 'champion', 'retired', 'aborted', 'rolled_back'));
 
--- Why an answer is not trained on says whether its user left or its engine failed.
+-- Why an answer is not trained on says whether its user left or its engine failed; the group of an unseen answer is the answer that
+-- it repeats.
 do $$
 declare
     before text := pg_get_functiondef('grant_database_rights'::regproc);
-    after text := replace(before, 'finish_reason, finished_at, declined,', 'finish_reason, finished_at, untrainable, declined,');
+    after text := replace(before, 'finish_reason, finished_at, declined,', 'finish_reason, finished_at, untrainable, group_id, declined,');
 begin
     if after = before then
         raise exception 'grant_database_rights does not name what control may read';

@@ -431,22 +431,33 @@ async fn a_version_whose_unseen_answers_are_longer_is_refused() {
         "shadow",
         "answers that a user had are not unseen"
     );
-    for (arm, as_arm, purpose, tokens) in [
-        ("canary", "shadow", "evaluation", 38),
-        ("champion", "champion", "production", 8),
-    ] {
+    for (arm, tokens) in [("canary", 38), ("champion", 8)] {
         sqlx::query(
-            "update generation
-             set arm = $2, purpose = $3, version_spans = jsonb_build_array(jsonb_build_array(version, $4 + right(user_key, 1)::int % 3))
+            "update generation set version_spans = jsonb_build_array(jsonb_build_array(version, $2 + right(user_key, 1)::int % 3))
              where arm = $1",
         )
         .bind(arm)
-        .bind(as_arm)
-        .bind(purpose)
         .bind(tokens)
         .execute(&world.stack.pool)
         .await
         .unwrap();
+    }
+    // each to a request of champion; those that were cut off say nothing
+    let unseen =
+        "with numbered as (select id, arm, row_number() over (partition by arm order by id) as number from generation)
+                  update generation g
+                  set arm = 'shadow', purpose = 'evaluation', group_id = of.id, finish_reason = $1
+                  from numbered its join numbered of on of.number = its.number and of.arm = 'champion'
+                  where g.id = its.id and its.arm = $2";
+    for (finish, arm, state) in [("abort", "canary", "shadow"), ("stop", "shadow", "aborted")] {
+        let done = sqlx::query(unseen)
+            .bind(finish)
+            .bind(arm)
+            .execute(&world.stack.pool)
+            .await
+            .unwrap();
+        assert_eq!(done.rows_affected(), 600);
+        assert_eq!(world.settled(id).await["state"], state);
     }
     let canary = world.settled(id).await;
     let reason = canary["transitions"][0]["reason"].as_str().unwrap();

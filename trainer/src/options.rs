@@ -311,9 +311,9 @@ impl Options {
             "trainer.realtime.staleness_max must be at most {STALENESS_MAX}"
         );
         ensure!(
-            self.realtime.staleness_max == 0 || self.realtime.step.loss.corrects_for_older_versions(),
-            "trainer.realtime.staleness_max must be 0 with this trainer.realtime.step.loss: only `reinforce_is` weighs \
-             the tokens of older versions"
+            self.realtime.staleness_max == 0 || !self.realtime.step.loss.is_supervised(),
+            "trainer.realtime.staleness_max must be 0 with this trainer.realtime.step.loss, which does not weigh the tokens \
+             of older versions"
         );
         ensure!(
             (0.0..=1.0).contains(&self.realtime.discount),
@@ -449,7 +449,7 @@ mod tests {
         for (bad, field) in [
             (r#"{"staleness_max": 65}"#, "staleness_max"),
             (
-                r#"{"staleness_max": 1, "step": {"loss": {"name": "ppo_clip", "low": 0.2, "high": 0.2, "dual": 3}}}"#,
+                r#"{"staleness_max": 1, "step": {"loss": {"name": "cross_entropy"}}}"#,
                 "staleness_max",
             ),
             (r#"{"discount": 1.5}"#, "discount"),

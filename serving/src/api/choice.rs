@@ -221,7 +221,8 @@ impl ChoiceTask {
                 None => tokio::select! {
                     biased;
                     () = canceled.cancelled() => break End::CallerGone,
-                    () = self.request.deadline.passed() => break End::DeadlinePassed,
+                    // one that nobody waits for has it for its first token
+                    () = self.request.deadline.passed(), if !self.unseen => break End::DeadlinePassed,
                     event = self.events.recv() => event,
                 },
             };
@@ -276,8 +277,10 @@ impl ChoiceTask {
         if is_evidence {
             generation_id.get_or_insert_with(Uuid::now_v7);
         }
-        if !matches!(end, End::CallerGone | End::DeadlinePassed | End::Refused(_)) {
-            shadow::repeat(&self);
+        if let Some(answered) = generation_id
+            && !matches!(end, End::CallerGone | End::DeadlinePassed | End::Refused(_))
+        {
+            shadow::repeat(&self, answered);
         }
         let not_answered = tokens.is_empty() && !failed;
         // what the caller is told instead of an answer
@@ -321,11 +324,11 @@ impl ChoiceTask {
                 arm: route.arm.clone(),
                 feedback_token: Some(self.feedback_token(generation_id)),
                 captured: None,
-                untrainable: (not_answered.then_some(NO_FIRST_TOKEN))
+                untrainable: (failed.then_some(ENGINE_FAILED))
+                    .or(not_answered.then_some(NO_FIRST_TOKEN))
                     .or(untrainable)
                     .or(self.request.untrainable())
-                    .or(unknown_masks.then_some(UNTRAINABLE))
-                    .or(failed.then_some(ENGINE_FAILED)),
+                    .or(unknown_masks.then_some(UNTRAINABLE)),
                 declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
             },
             tokens,

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
+use uuid::Uuid;
 
-/// The arm that they are logged with. No request can ask for it.
+/// The arm that they are logged with. No alias has this name.
 pub const ARM: &str = "shadow";
 
 /// Unseen answers at a time, so that rollouts keep their places in the queue.
@@ -48,9 +49,9 @@ impl Shadow {
     }
 }
 
-/// Answers a request a second time, if it is drawn and there is a place. Users who do not let their data be
-/// trained on, and requests that name a version, are left out.
-pub fn repeat(choice: &ChoiceTask) {
+/// Answers a request a second time, if it is drawn and there is a place. `answered`: the generation of the first
+/// answer. Requests that do not let the data be trained on, or that name a version, are left out.
+pub fn repeat(choice: &ChoiceTask, answered: Uuid) {
     let (api, request) = (&choice.api, &choice.request);
     if request.purpose != Purpose::Production || !request.consent || request.model != api.policy {
         return;
@@ -59,14 +60,14 @@ pub fn repeat(choice: &ChoiceTask) {
         return;
     };
     let place = api.shadow.places.clone().try_acquire_owned();
-    if place.is_err() || !submit(choice, route, place.ok()) {
+    if place.is_err() || !submit(choice, answered, route, place.ok()) {
         metrics::counter!("springtide_shadow_dropped_total").increment(1);
     }
 }
 
 /// Returns whether the engine took it.
-fn submit(choice: &ChoiceTask, route: Route, place: Option<OwnedSemaphorePermit>) -> bool {
-    let mut unseen = unseen(choice, route);
+fn submit(choice: &ChoiceTask, answered: Uuid, route: Route, place: Option<OwnedSemaphorePermit>) -> bool {
+    let mut unseen = unseen(choice, answered, route);
     let sample = unseen.sample();
     let api: &Arc<Api> = &choice.api;
     if api.engine.submit(vec![sample]).is_err() {
@@ -83,8 +84,8 @@ fn submit(choice: &ChoiceTask, route: Route, place: Option<OwnedSemaphorePermit>
     true
 }
 
-fn unseen(choice: &ChoiceTask, route: Route) -> ChoiceTask {
-    // as long as a user would wait for a slot
+fn unseen(choice: &ChoiceTask, answered: Uuid, route: Route) -> ChoiceTask {
+    // to its first token, as long as a user would wait for a slot
     let wait_max = Duration::from_millis(choice.api.options.queue_wait_ms_max);
     let request = GenerationRequest {
         purpose: Purpose::Evaluation,
@@ -95,6 +96,7 @@ fn unseen(choice: &ChoiceTask, route: Route) -> ChoiceTask {
         // an episode of its own
         episode_id: None,
         segment: 0,
+        group_id: Some(answered.to_string()),
         deadline: Deadline::after(wait_max),
         consent: false,
         ..(*choice.request).clone()

@@ -354,6 +354,8 @@ fn into_problem(error: &RequestError) -> Problem {
     match error {
         RequestError::NoAlias(_) => Problem::not_found(error),
         RequestError::Already { .. } | RequestError::NothingBefore(..) => Problem::conflict(error),
-        RequestError::Name(_) | RequestError::Run(_) | RequestError::NoVersion => Problem::bad_request(error),
+        RequestError::Name(_) | RequestError::Run(_) | RequestError::Shadow | RequestError::NoVersion => {
+            Problem::bad_request(error)
+        }
     }
 }

@@ -507,10 +507,7 @@ impl Learner {
         });
         let advantage = Tensor::from_slice(&batch.advantage);
         let lengths: Vec<i64> = batch.samples.iter().map(|(_, tokens)| *tokens as i64).collect();
-        let Terms { per_token, clipped } =
-            settings
-                .loss
-                .terms(&logp, &sampled_from, &logp.detach(), &advantage, &lengths);
+        let Terms { per_token, clipped } = settings.loss.terms(&logp, &sampled_from, &advantage, &lengths);
         let per_token = match &corrected {
             Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
             None => per_token,

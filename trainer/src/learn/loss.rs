@@ -3,8 +3,7 @@
 //! How to add one: CONTRIBUTING.md, "Add a loss".
 //!
 //! Symbols, all per trained token; logarithms are natural: `logp` = log π of the weights being trained, with
-//! gradient; `behavior` = log μ; `proximal` = log π at the start of the step, without gradient;
-//! `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
+//! gradient; `behavior` = log μ; `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
 //! tokens is recomputed, so π/μ has no part of another engine's rounding: that is corrected apart
 //! ([`crate::learn::correction`]). log μ of older versions' tokens is the logged one, and π/μ corrects
 //! for both. `lengths`: how many of the tokens each generation has, one after another.
@@ -23,9 +22,8 @@ use tch::{Kind, Tensor};
 pub enum Loss {
     /// REINFORCE with a truncated importance weight. With `cap` 5 it is CISPO.
     ReinforceIs { cap: f64 },
-    /// PPO's clipped objective with a dual clip. A cohort gets one update, so π is still the
-    /// proximal policy: the ratio is 1, nothing is clipped, and the gradient is that of REINFORCE
-    /// without importance weights.
+    /// PPO's clipped objective with a dual clip. A cohort gets one update, so π/μ is 1 for what the head
+    /// sampled, and only tokens of older versions are clipped.
     PpoClip { low: f64, high: f64, dual: f64 },
     /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
     /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
@@ -51,12 +49,8 @@ impl Loss {
         }
     }
 
-    /// Whether it weighs tokens by π/μ, so that it may be trained on tokens of older versions.
-    pub fn corrects_for_older_versions(&self) -> bool {
-        matches!(self, Loss::ReinforceIs { .. } | Loss::Gspo { .. })
-    }
-
-    /// Whether it needs no sampler's log-probabilities. Then they are not compared either.
+    /// Whether it needs no sampler's log-probabilities. Then they are not compared either, and nothing corrects
+    /// for older versions.
     pub fn is_supervised(&self) -> bool {
         matches!(self, Loss::CrossEntropy)
     }
@@ -64,18 +58,11 @@ impl Loss {
     /// The loss of each trained token, before aggregation. All tensors are f32 of the same length, which is
     /// the sum of `lengths`.
     #[cfg(feature = "torch")]
-    pub fn terms(
-        &self,
-        logp: &Tensor,
-        behavior: &Tensor,
-        proximal: &Tensor,
-        advantage: &Tensor,
-        lengths: &[i64],
-    ) -> Terms {
+    pub fn terms(&self, logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64]) -> Terms {
         match *self {
             Loss::Gspo { low, high } => gspo(logp, behavior, advantage, lengths, low, high),
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
-            Loss::PpoClip { low, high, dual } => ppo_clip(logp, proximal, advantage, low, high, dual),
+            Loss::PpoClip { low, high, dual } => ppo_clip(logp, behavior, advantage, low, high, dual),
             Loss::CrossEntropy => cross_entropy(logp, advantage),
         }
     }
@@ -109,7 +96,8 @@ impl Aggregation {
     }
 
     /// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss is
-    /// proportional to the advantage. `samples` has all turns of its trajectories.
+    /// proportional to the advantage. `samples` has all turns of its trajectories; those that are rejected later
+    /// have counted.
     pub fn scaled(self, samples: &[Sample], advantages: &[f64]) -> Vec<f64> {
         if self != Aggregation::SeqMeanTokenMean {
             return advantages.to_vec();
@@ -145,16 +133,16 @@ pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f
     }
 }
 
-/// L = max(−A r, −A clip(r, 1 − low, 1 + high)) with r = exp(log π − log π_proximal). If A < 0,
+/// L = max(−A r, −A clip(r, 1 − low, 1 + high)) with r = exp(log π − log μ). If A < 0,
 /// min(L, −A · dual).
 ///
 /// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
 #[cfg(feature = "torch")]
-pub fn ppo_clip(logp: &Tensor, proximal: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
+pub fn ppo_clip(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
     let Terms {
         per_token: loss,
         clipped,
-    } = clip(&ratio(logp, proximal), advantage, low, high);
+    } = clip(&ratio(logp, behavior), advantage, low, high);
     let dual_clipped = loss.minimum(&(-(advantage * dual)));
     Terms {
         per_token: dual_clipped.where_self(&advantage.lt(0.0), &loss),
@@ -297,9 +285,9 @@ mod tests {
     fn ppo_clip_removes_the_gradient_of_ratios_that_moved_far_enough() {
         // ratios 1.5, 1.1, 0.5, 5 with advantages 1, 1, −1, −1
         let logp = leaf(&logs(&[0.3, 0.22, 0.1, 0.5]));
-        let proximal = constant(&logs(&[0.2, 0.2, 0.2, 0.1]));
+        let behavior = constant(&logs(&[0.2, 0.2, 0.2, 0.1]));
         let advantage = constant(&[1.0, 1.0, -1.0, -1.0]);
-        let terms = ppo_clip(&logp, &proximal, &advantage, 0.2, 0.2, 3.0);
+        let terms = ppo_clip(&logp, &behavior, &advantage, 0.2, 0.2, 3.0);
         // −1.2 (clipped), −1.1 (free), 0.8 (clipped), 3 (dual clip of 5)
         close(&terms.per_token, &[-1.2, -1.1, 0.8, 3.0]);
         close(&terms.clipped, &[1.0, 0.0, 1.0, 0.0]);
@@ -340,7 +328,7 @@ mod tests {
         assert!(cases.len() >= 16);
         for case in cases {
             let Golden { low, high, .. } = case;
-            let dual = case.delta.unwrap_or(f64::MAX);
+            let dual = case.delta.unwrap_or(1e30);
             let (loss, aggregation) = match &*case.method {
                 "grpo" => (Loss::PpoClip { low, high, dual }, Aggregation::SeqMeanTokenMean),
                 "dapo" => (Loss::PpoClip { low, high, dual }, Aggregation::TokenMean),
@@ -358,7 +346,7 @@ mod tests {
                 .collect();
             let logp = leaf(&case.policy.concat());
             let old = constant(&case.old.concat());
-            let terms = loss.terms(&logp, &old, &old, &constant(&advantage), &lengths);
+            let terms = loss.terms(&logp, &old, &constant(&advantage), &lengths);
             let counts = Counts {
                 trajectories: lengths.len(),
                 tokens: advantage.len(),

@@ -113,6 +113,18 @@ async fn what_an_engine_refuses_is_the_callers_error_with_its_reason_and_what_it
             assert_eq!(failed.untrainable.as_deref(), Some("engine_failed"));
         }
     }
+    // whatever else would keep it from being trained on
+    let events = vec![
+        SampleEvent::Untrainable("no_token_ids"),
+        SampleEvent::Failed("it died".into()),
+    ];
+    let (server, _) = saying(events, Options::default(), None).await;
+    server
+        .complete(json!({"model": "demo", "prompt": "a", "max_tokens": 2}))
+        .await;
+    settle(&server).await;
+    let logged = server.log.generations();
+    assert_eq!(logged[0].untrainable.as_deref(), Some("engine_failed"));
     let lines = lines.text();
     assert!(lines.contains("request failed"), "{lines}");
     assert!(!lines.contains("qzcanary7f3a"), "{lines}");

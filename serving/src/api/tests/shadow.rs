@@ -41,7 +41,12 @@ async fn a_request_of_champion_is_answered_a_second_time_and_nobody_sees_it() {
         .into_iter()
         .partition(|generation| generation.arm == "shadow");
     assert_eq!((seen.len(), unseen.len()), (2, 2), "each choice");
+    let ids: Vec<String> = seen.iter().map(|generation| generation.id.to_string()).collect();
     for generation in unseen {
+        assert!(
+            ids.contains(generation.group_id.as_ref().unwrap()),
+            "the answer that it repeats"
+        );
         assert_eq!(
             (generation.purpose, generation.versions[0].version),
             (Purpose::Evaluation, 1)
@@ -52,6 +57,30 @@ async fn a_request_of_champion_is_answered_a_second_time_and_nobody_sees_it() {
         );
         assert!(!generation.consent && generation.arm_probability == 1.0);
     }
+}
+
+#[tokio::test]
+async fn unseen_answers_that_a_shutdown_ends_are_not_failures() {
+    // production leaves no slot
+    let options = Options {
+        slots: 2,
+        slots_reserved_for_production: 2,
+        ..Options::default()
+    };
+    let server = server_with(0, options).await;
+    server.shadow_all();
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 1});
+    assert_eq!(server.complete(body).await.0, 200);
+    assert_eq!(server.api.choices.len(), 1, "it waits");
+    server.api.shadow.end();
+    server.settle().await;
+    let arms: Vec<String> = server
+        .log
+        .generations()
+        .into_iter()
+        .map(|generation| generation.arm)
+        .collect();
+    assert_eq!(arms, ["champion"]);
 }
 
 #[tokio::test]

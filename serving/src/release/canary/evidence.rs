@@ -32,6 +32,7 @@ const FAILURES_MARGIN: f64 = 0.02;
 const GUARD_ALPHA: f64 = 0.1;
 /// How often at most an alarm about the sample ratio is wrong, over all looks.
 const SAMPLE_RATIO_ALPHA: f64 = 0.001;
+/// Unseen answers are compared with those of `champion` to the same requests, if its users did not leave them.
 /// Where users leave more of `champion`'s answers than this share, the ones that are whole are short ones. So
 /// the length of unseen answers says nothing then.
 const LEFT_MAX: f64 = 0.05;
@@ -165,18 +166,9 @@ async fn read_unseen(
     )
     .fetch_all(&mut *transaction)
     .await?;
-    let left = sqlx::query_scalar!(
-        r#"select coalesce(avg((finish_reason = 'abort' and untrainable is distinct from 'engine_failed')::int), 0)::float8
-                  as "left!"
-           from generation
-           where policy = $1 and arm = 'champion' and purpose = 'production' and version = $2 and proven
-             and id >= first_generation_id($3)"#,
-        policy,
-        control,
-        from
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    let left = sqlx::query_file_scalar!("src/release/canary/left.sql", policy, control, weight, from)
+        .fetch_one(&mut *transaction)
+        .await?;
     transaction.rollback().await?;
     let mut evidence = Evidence::of(canary, control, &[], &rows);
     evidence.found.length.take_if(|_| left > LEFT_MAX);

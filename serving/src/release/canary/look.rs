@@ -141,7 +141,7 @@ fn gates(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
         ),
         _ => return None,
     };
-    (event != Event::Pass || seen.frozen.is_none()).then_some((event, reason))
+    (event == Event::Refuse || seen.frozen.is_none()).then_some((event, reason))
 }
 
 /// What the unseen answers say. What would be held for a person later is refused here: no user has it yet.
@@ -159,7 +159,9 @@ fn shadow(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
     (done && seen.frozen.is_none()).then(|| {
         let (answers, seconds) = (found.answers, waited.as_secs());
         let reason = match answers {
-            0 => format!("no unseen answer in {seconds} s, because production left no capacity for one: users decide"),
+            0 => format!(
+                "no unseen answer in {seconds} s: production left no capacity, or no request could be repeated. Users decide"
+            ),
             _ => format!("{answers} unseen answers in {seconds} s, and none of the guards found anything"),
         };
         (Event::Pass, reason)
@@ -478,7 +480,10 @@ mod tests {
             }),
             ..frozen(0)
         };
-        assert_eq!(event(&canary(State::Gated, 0), &loaded), None);
+        let mut with_shadow = canary(State::Gated, 0);
+        assert_eq!(event(&with_shadow, &loaded), None);
+        with_shadow.strategy.shadow = Some(Shadow::default());
+        assert_eq!(event(&with_shadow, &loaded), None);
         let mut harmed = frozen(0);
         harmed.found.harm = Some("rewards are lower".into());
         assert_eq!(event(&canary(State::Canary, 0), &harmed), Some(Event::Harm));

@@ -1,8 +1,30 @@
--- The unseen answers of a canary, and those of the version that it is compared with: one row per side and user. Unseen answers have
--- the arm 'shadow', are evaluations, and their rewards say nothing. $4: the share of champion's users; $5, $6: from when until
--- when.
+-- Unseen answers of a canary, each with the answer of champion to the same request: one row per side and user. An unseen answer has
+-- the arm 'shadow', is an evaluation, and its group is the id of champion's answer. Rewards of unseen answers say nothing.
+-- $4: the share of champion's users; $5, $6: from when until when.
 --
--- What users did not wait for is repeated by nobody, so it is left out. An unseen answer that took too long is left out, too.
+-- What was cut off is left out, with the other answer.
+with pair as (
+    select u.id, u.group_id::uuid as seen
+    from generation u
+    where u.policy = $1 and u.arm = 'shadow' and u.purpose = 'evaluation' and u.version = $2
+      and u.group_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+      and abs(u.arm_probability - $4::double precision) < 1e-5
+      and (u.finish_reason <> 'abort' or u.untrainable = 'engine_failed')
+      and u.proven                  -- a replica sampled it, and nobody made it up
+      -- users of the policy's tenant, and of tenants that consent
+      and u.tenant_id in (select coalesce((select tenant_id from policy where name = $1), 'default')
+                          union all
+                          select tenant_id from tenant_consent where policy = $1 and withdrawn_at is null)
+      and u.id >= first_generation_id($5)
+      and u.sampled_at < $6
+),
+answered as (
+    select p.id, p.seen
+    from pair p
+    join generation g on g.id = p.seen
+    where g.policy = $1 and g.arm = 'champion' and g.purpose = 'production' and g.version = $3 and g.proven
+      and not g.decline_suppressed  -- an answer that was forced is not the policy's own
+)
 select g.arm = 'shadow' as "is_canary!",
        1::bigint as "period!",
        g.user_key,
@@ -18,19 +40,7 @@ select g.arm = 'shadow' as "is_canary!",
        0::bigint as "rewarded!",
        0::bigint as "unscored!",
        0::double precision as "reward!"
-from generation g
-where g.policy = $1
-  and (g.arm = 'shadow' and g.purpose = 'evaluation' and g.version = $2
-       or g.arm = 'champion' and g.purpose = 'production' and g.version = $3)
-  and abs(g.arm_probability - $4::double precision) < 1e-5
-  and (g.finish_reason <> 'abort' or g.untrainable = 'engine_failed')
-  and g.proven                  -- a replica sampled it, and nobody made it up
-  and not g.decline_suppressed  -- an answer that was forced is not the policy's own
-  -- users of the policy's tenant, and of tenants that consent
-  and g.tenant_id in (select coalesce((select tenant_id from policy where name = $1), 'default')
-                      union all
-                      select tenant_id from tenant_consent where policy = $1 and withdrawn_at is null)
-  and g.id >= first_generation_id($5)
-  and g.sampled_at >= $5
-  and g.sampled_at < $6
+from answered a
+cross join lateral (values (a.id), (a.seen)) as side (id)
+join generation g on g.id = side.id
 group by 1, 2, 3

@@ -12,6 +12,7 @@
 
 use super::super::{CHAMPION, ChampionBy, LEARNER, REALTIME};
 use super::{Change, Line, ReleaseState};
+use crate::api::SHADOW;
 use serde::{Deserialize, Serialize};
 
 /// The body of `POST /v1/releases`.
@@ -57,6 +58,8 @@ pub enum RequestError {
     Name(String),
     #[error("alias `{0}` belongs to a run; it follows that run's line by itself")]
     Run(String),
+    #[error("no alias can be named `shadow`: unseen answers of canaries have it as their arm")]
+    Shadow,
     #[error("promote needs `version`, the serial of the version to serve; GET /v1/versions lists them")]
     NoVersion,
     #[error("alias `{0}` does not exist; GET /v1/aliases lists those that do")]
@@ -155,6 +158,9 @@ pub(super) fn check_name(name: &str) -> Result<(), RequestError> {
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
     if !well_formed {
         return Err(RequestError::Name(name.into()));
+    }
+    if name == SHADOW {
+        return Err(RequestError::Shadow);
     }
     if name.starts_with("run-") {
         return Err(RequestError::Run(name.into()));
@@ -372,6 +378,7 @@ mod tests {
             RequestError::NoAlias("ghost".into())
         );
         assert_eq!(refused(Kind::Pin, "ghost", None), RequestError::NoAlias("ghost".into()));
+        assert_eq!(refused(Kind::Pin, "shadow", Some(3)), RequestError::Shadow);
         assert_eq!(
             refused(Kind::Pin, "run-0a1b2c3d", Some(3)),
             RequestError::Run("run-0a1b2c3d".into())

@@ -141,9 +141,9 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
         let advantage = Tensor::from_slice(&batch.advantage);
         let settings = StepSettings::default();
         let loss = |logp: &Tensor| {
-            let proximal = logp.detach();
+            let sampled_from = logp.detach();
             let all = [logp.size()[0]];
-            let terms = settings.loss.terms(logp, &proximal, &proximal, &advantage, &all);
+            let terms = settings.loss.terms(logp, &sampled_from, &advantage, &all);
             terms.per_token.sum(Kind::Float)
         };
         let masked = leaf();
