@@ -220,7 +220,7 @@ bench-staleness: stack ## after agent-base: how old the versions were that sampl
 	$(ENVIRONMENTS) examples/environments/base/tiny.py .springtide/agent/model .springtide/agent-tiny/model
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent-tiny staleness staleness $(ARGS)
 
-bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 9 kinds; 35 canaries took 36 minutes beside other work, and each of shorter takes 8 more; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
+bench-release: stack vllm ## planted versions as canaries on the demo's live traffic: decisions, seconds, users who got a bad one (5 of each of 9 kinds; 35 canaries took 36 minutes beside other work, and each of shorter takes 8 more; --shadow answers unseen first; downloads vLLM, 3 GB); ARGS='--each 1 --kinds silent'
 	scripts/bench-stack.sh release $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
 
 bench-rollback: stack vllm ## rollbacks under load, three replicas, also while one is stopped: seconds until no user gets the bad version, requests that failed (10 minutes; downloads vLLM, 3 GB)

@@ -8,6 +8,9 @@ person, because its answers are not what they were, or rolled back, because rewa
 Of `better`, `champion` is held at a version with noise, and the base itself is the canary: it should become `champion`.
 Of `hack` too, but the canary is one of `shorter`. Its rewards are higher because it says little: it should be held.
 
+With `--shadow`, half of `champion`'s requests are answered unseen first. Then a bad version may also be refused before its
+first user.
+
 Every canary is in the report.
 """
 
@@ -44,6 +47,8 @@ RIGHT = {kind: ["rolled_back"] for kind in STRENGTHS} | {
     "better": ["champion"],
     "hack": ["held"],
 }
+#: Before the first user, with `--shadow`.
+SHADOW = {"percent": 50, "answers": 100, "timeout": "60s"}
 BASE = 1
 CPUS = pathlib.Path("/proc/cpuinfo")
 LOOK_EVERY_SECONDS = 1.0
@@ -58,6 +63,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=5, help="canaries of each kind")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--timeout", type=int, default=480, help="of the analysis, seconds")
+    parser.add_argument("--shadow", action="store_true", help="each canary answers unseen first")
     args = parser.parse_args()
     # so that the developers are stopped too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -103,7 +109,8 @@ def arguments(about: str) -> argparse.ArgumentParser:
 def strategy(args: argparse.Namespace) -> dict:
     """What every canary gets. The judge has its defaults."""
     analysis = {"successCondition": "better", "timeout": f"{args.timeout}s"}
-    return {"steps": [{"setWeight": 50}, {"analysis": analysis}], "prepare": "30s"}
+    shadow = {"shadow": SHADOW} if args.shadow else {}
+    return {"steps": [{"setWeight": 50}, {"analysis": analysis}], "prepare": "30s"} | shadow
 
 
 @dataclass(frozen=True)
@@ -277,7 +284,7 @@ class Stack:
 
 
 def write(args: argparse.Namespace, canaries: list[dict]) -> None:
-    names = ("each", "kinds", "seed", "timeout", "rate", "developers")
+    names = ("each", "kinds", "seed", "timeout", "rate", "developers", "shadow")
     options = {name: getattr(args, name) for name in names}
     kinds = [summary(kind, canaries) for kind in dict.fromkeys(canary["kind"] for canary in canaries)]
     report = {"machine": machine(), "options": options, "strategy": strategy(args), "canaries": canaries, "summary": kinds}
@@ -309,6 +316,9 @@ def summary(kind: str, canaries: list[dict]) -> dict:
 
 
 def is_right(canary: dict) -> bool:
+    # refused before its first user
+    if canary["decision"] == "aborted" and canary["users_before"] == 0 and canary["kind"] != "better":
+        return True
     return canary["decision"] in RIGHT[canary["kind"]]
 
 
