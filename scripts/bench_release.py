@@ -49,6 +49,8 @@ RIGHT = {kind: ["rolled_back"] for kind in STRENGTHS} | {
 }
 #: Before the first user, with `--shadow`.
 SHADOW = {"percent": 50, "answers": 100, "timeout": "60s"}
+#: How the reason of a canary begins that was refused for its unseen answers.
+UNSEEN = "no user has seen it: "
 BASE = 1
 CPUS = pathlib.Path("/proc/cpuinfo")
 LOOK_EVERY_SECONDS = 1.0
@@ -316,8 +318,7 @@ def summary(kind: str, canaries: list[dict]) -> dict:
 
 
 def is_right(canary: dict) -> bool:
-    # refused before its first user
-    if canary["decision"] == "aborted" and canary["users_before"] == 0 and canary["kind"] != "better":
+    if canary["kind"] != "better" and canary["reason"].startswith(UNSEEN):
         return True
     return canary["decision"] in RIGHT[canary["kind"]]
 

@@ -4,18 +4,14 @@
 //! What users did is written as rows, as the sink writes them: so each case has the evidence that it is
 //! about.
 
+mod cadence;
+mod shadow;
+
 use crate::serving::{Publisher, Role, control, releases_with, serve, wait_for, wait_until_ready};
 use crate::support::Stack;
-use edge::audit::Actor;
-use edge::sampler::{self, SamplerKey};
 use serde_json::{Value, json};
 use serving::release::{ChampionBy, Options, ReleaseService, audited};
 use std::collections::BTreeSet;
-
-const TEST: Actor<'static> = Actor {
-    key: None,
-    name: "tests",
-};
 
 pub struct World {
     pub stack: Stack,
@@ -358,117 +354,6 @@ async fn a_worse_version_is_taken_back_at_the_next_look_and_the_next_one_has_its
     world.end().await;
 }
 
-/// Replicas answer requests of champion a second time, and the answers reach the tables.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_answers_unseen_before_it_gets_users() {
-    let world = World::start("canary_shadow").await;
-    let sink = crate::ingest::Service::start(&world.stack).await;
-    let replica = SamplerKey::from_seed(&[1; 32]).public_key();
-    sampler::register(&world.stack.pool, &replica, "replica-1", None, None, TEST)
-        .await
-        .unwrap();
-    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "shadow": {"percent": 100, "answers": 20}});
-    let body = json!({"version": 2, "strategy": strategy});
-    let (_, canary) = world.post("/v1/canaries", &body).await;
-    let id = canary["id"].as_str().unwrap();
-    let canary = world.settled(id).await;
-    assert_eq!(
-        (&canary["state"], &canary["share"], &canary["control"]),
-        (&json!("shadow"), &json!(0.0), &json!(1)),
-        "{canary}"
-    );
-    wait_for(&world.replica.url, "demo@canary", 2).await;
-    let served = world.served_with(json!({})).await;
-    assert!(
-        users_of(&served, "canary").is_empty() && users_of(&served, "champion").len() > 20,
-        "{served:?}"
-    );
-    let canary = crate::support::eventually(
-        "enough unseen answers",
-        std::time::Duration::from_secs(90),
-        async || Some(world.settled(id).await).filter(|canary| canary["state"] != "shadow"),
-    )
-    .await;
-    let pass = canary["transitions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|row| row["from_state"] == "shadow")
-        .unwrap();
-    assert_eq!(
-        (&canary["state"], &canary["share"]),
-        (&json!("canary"), &json!(0.5)),
-        "{canary}"
-    );
-    let unseen = &pass["evidence"]["canary"];
-    assert!(
-        unseen["answers"].as_i64() >= Some(20) && unseen["rewarded"] == 0,
-        "{pass}"
-    );
-    let seen: i64 = sqlx::query_scalar("select count(*) from generation where arm = 'canary' and arm_probability < 1")
-        .fetch_one(&world.stack.pool)
-        .await
-        .unwrap();
-    assert_eq!(seen, 0, "no user had it");
-    sink.stop().await;
-    world.end().await;
-}
-
-/// What would be taken back from users is refused before the first one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_whose_unseen_answers_are_longer_is_refused() {
-    let world = World::start("canary_shadow_longer").await;
-    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "shadow": {"percent": 100, "answers": 100000}});
-    let (_, canary) = world
-        .post("/v1/canaries", &json!({"version": 2, "strategy": strategy}))
-        .await;
-    let id = canary["id"].as_str().unwrap();
-    assert_eq!(world.settled(id).await["state"], "shadow");
-    world.answers("champion", 1, 60, 0.5, 0.0).await;
-    world.answers("canary", 2, 60, 0.5, 1.0).await;
-    assert_eq!(
-        world.settled(id).await["state"],
-        "shadow",
-        "answers that a user had are not unseen"
-    );
-    for (arm, tokens) in [("canary", 38), ("champion", 8)] {
-        sqlx::query(
-            "update generation set version_spans = jsonb_build_array(jsonb_build_array(version, $2 + right(user_key, 1)::int % 3))
-             where arm = $1",
-        )
-        .bind(arm)
-        .bind(tokens)
-        .execute(&world.stack.pool)
-        .await
-        .unwrap();
-    }
-    // each to a request of champion; those that were cut off say nothing
-    let unseen =
-        "with numbered as (select id, arm, row_number() over (partition by arm order by id) as number from generation)
-                  update generation g
-                  set arm = 'shadow', purpose = 'evaluation', group_id = of.id, finish_reason = $1
-                  from numbered its join numbered of on of.number = its.number and of.arm = 'champion'
-                  where g.id = its.id and its.arm = $2";
-    for (finish, arm, state) in [("abort", "canary", "shadow"), ("stop", "shadow", "aborted")] {
-        let done = sqlx::query(unseen)
-            .bind(finish)
-            .bind(arm)
-            .execute(&world.stack.pool)
-            .await
-            .unwrap();
-        assert_eq!(done.rows_affected(), 600);
-        assert_eq!(world.settled(id).await["state"], state);
-    }
-    let canary = world.settled(id).await;
-    let reason = canary["transitions"][0]["reason"].as_str().unwrap();
-    assert!(
-        canary["state"] == "aborted" && reason.starts_with("no user has seen it: ") && reason.contains("longer"),
-        "{canary}"
-    );
-    assert_eq!(world.version_of("canary").await, None);
-    world.end().await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn people_decide_and_every_refusal_says_what_to_do() {
     let world = World::start("canary_people").await;
@@ -532,100 +417,4 @@ async fn people_decide_and_every_refusal_says_what_to_do() {
     assert_eq!(status, 403, "nobody approves what they proposed: {problem}");
     assert_eq!(world.decide(id, "abort").await.1["state"], "aborted");
     world.end().await;
-}
-
-/// Nobody proposes: the loop does, as often as the configuration says, and whoever wants to know is told.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_loop_proposes_versions_of_learner_and_tells_receivers_of_each_decision() {
-    let stack = Stack::start("canary_cadence").await;
-    let receiver = Receiver::start().await;
-    let secret_file = stack.dir.path().join("webhook-secret");
-    std::fs::write(&secret_file, "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=").unwrap();
-    let options = json!({
-        "champion": "canary",
-        "propose": {"every": "1s", "versions": 2},
-        "canary": {"steps": [{"setWeight": 50}, {"pause": {"duration": "1s"}}]},
-        "webhook": [{"name": "chat", "url": receiver.url, "secret_file": secret_file}],
-    });
-    let world = World::start_with(stack, serde_json::from_value(options).unwrap()).await;
-    let stop = tokio_util::sync::CancellationToken::new();
-    let task = tokio::spawn(serving::release::run(world.releases.clone(), stop.clone()));
-    crate::support::eventually(
-        "the loop makes learner's version champion",
-        std::time::Duration::from_secs(120),
-        async || (world.version_of("champion").await == Some(3)).then_some(()),
-    )
-    .await;
-    let told = crate::support::eventually("the receiver is told", std::time::Duration::from_secs(60), async || {
-        let told = receiver.told();
-        told.last()
-            .is_some_and(|(_, last)| last["data"]["to"] == "champion")
-            .then_some(told)
-    })
-    .await;
-    let kinds: Vec<&str> = told.iter().map(|(_, told)| told["type"].as_str().unwrap()).collect();
-    assert_eq!(
-        kinds,
-        [
-            "canary.propose",
-            "canary.approve",
-            "canary.prepare",
-            "canary.pass",
-            "canary.step",
-            "canary.pass"
-        ],
-        "in order, and the one that was refused only once more: {told:?}"
-    );
-    let reason = told[0].1["data"]["reason"].as_str().unwrap();
-    assert!(reason.starts_with("2 versions further"), "{reason}");
-    let refused = receiver.refused();
-    assert_eq!(refused.as_ref(), Some(&told[0].0), "an attempt again has the same id");
-    let shown = world.get("/v1/webhooks").await;
-    assert_eq!(
-        (&shown["webhooks"][0]["name"], &shown["webhooks"][0]["failures"]),
-        (&json!("chat"), &json!(0)),
-        "{shown}"
-    );
-    stop.cancel();
-    task.await.unwrap().unwrap();
-    world.end().await;
-}
-
-/// A receiver of webhooks, which refuses the first one.
-struct Receiver {
-    url: String,
-    refused: std::sync::Arc<std::sync::Mutex<Option<String>>>,
-    told: std::sync::Arc<std::sync::Mutex<Vec<(String, Value)>>>,
-}
-
-impl Receiver {
-    async fn start() -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/hook", listener.local_addr().unwrap());
-        let (refused, told) = (std::sync::Arc::default(), std::sync::Arc::default());
-        let receiver = Receiver { url, refused, told };
-        let (refused, told) = (receiver.refused.clone(), receiver.told.clone());
-        let hook = async move |headers: axum::http::HeaderMap, axum::Json(body): axum::Json<Value>| {
-            let id = headers["webhook-id"].to_str().unwrap().to_owned();
-            assert!(headers["webhook-signature"].to_str().unwrap().starts_with("v1,"));
-            let first = refused.lock().unwrap().is_none();
-            if first {
-                *refused.lock().unwrap() = Some(id);
-                return axum::http::StatusCode::SERVICE_UNAVAILABLE;
-            }
-            told.lock().unwrap().push((id, body));
-            axum::http::StatusCode::NO_CONTENT
-        };
-        let router = axum::Router::new().route("/hook", axum::routing::post(hook));
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        receiver
-    }
-
-    fn told(&self) -> Vec<(String, Value)> {
-        self.told.lock().unwrap().clone()
-    }
-
-    fn refused(&self) -> Option<String> {
-        self.refused.lock().unwrap().clone()
-    }
 }

@@ -60,13 +60,14 @@ pub fn repeat(choice: &ChoiceTask, answered: Uuid) {
         return;
     };
     let place = api.shadow.places.clone().try_acquire_owned();
-    if place.is_err() || !submit(choice, answered, route, place.ok()) {
+    let taken = place.is_ok_and(|place| submit(choice, answered, route, place));
+    if !taken {
         metrics::counter!("springtide_shadow_dropped_total").increment(1);
     }
 }
 
-/// Returns whether the engine took it.
-fn submit(choice: &ChoiceTask, answered: Uuid, route: Route, place: Option<OwnedSemaphorePermit>) -> bool {
+/// Returns whether the engine took it. It has the place until it ends.
+fn submit(choice: &ChoiceTask, answered: Uuid, route: Route, place: OwnedSemaphorePermit) -> bool {
     let mut unseen = unseen(choice, answered, route);
     let sample = unseen.sample();
     let api: &Arc<Api> = &choice.api;

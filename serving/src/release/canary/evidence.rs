@@ -32,9 +32,8 @@ const FAILURES_MARGIN: f64 = 0.02;
 const GUARD_ALPHA: f64 = 0.1;
 /// How often at most an alarm about the sample ratio is wrong, over all looks.
 const SAMPLE_RATIO_ALPHA: f64 = 0.001;
-/// Unseen answers are compared with those of `champion` to the same requests, if its users did not leave them.
-/// Where users leave more of `champion`'s answers than this share, the ones that are whole are short ones. So
-/// the length of unseen answers says nothing then.
+/// Only requests whose user waited for the answer are answered unseen. Where users leave more of `champion`'s
+/// answers than this share, those that they waited for are short ones, so lengths are not compared.
 const LEFT_MAX: f64 = 0.05;
 /// For the query, in milliseconds.
 const READ_MS_MAX: &str = "10000";
@@ -170,7 +169,8 @@ async fn read_unseen(
         .fetch_one(&mut *transaction)
         .await?;
     transaction.rollback().await?;
-    let mut evidence = Evidence::of(canary, control, &[], &rows);
+    // in pairs
+    let mut evidence = Evidence::of(canary, control, &[0.5], &rows);
     evidence.found.length.take_if(|_| left > LEFT_MAX);
     Ok(evidence)
 }
@@ -350,10 +350,10 @@ fn rule(goal: Goal, judge: &Judge) -> Option<Rule> {
 /// Compares the first answers of users, in the order of time. A user counts once: where they were first.
 /// Unseen answers are to users of `champion`, who count once on each side.
 fn failures(rows: &[Row], canary: &Canary, shares: &[f64], alpha: f64) -> Failures {
-    let unseen = canary.shadow();
+    let unseen = canary.shadow().is_some();
     let mut first: BTreeMap<(&str, bool), &Row> = BTreeMap::new();
     for row in rows {
-        let side = unseen.is_some() && row.is_canary;
+        let side = unseen && row.is_canary;
         let seen = first.entry((&row.user_key, side)).or_insert(row);
         if row.first < seen.first {
             *seen = row;
@@ -362,11 +362,7 @@ fn failures(rows: &[Row], canary: &Canary, shares: &[f64], alpha: f64) -> Failur
     let mut first: Vec<&Row> = first.into_values().collect();
     first.sort_by_key(|row| row.first);
     // about in the ratio of traffic, as it was in the first period
-    let share = match unseen {
-        Some(share) => share / (1.0 + share),
-        None => shares.first().copied().unwrap_or(0.5),
-    };
-    let share = share.clamp(0.05, 0.95);
+    let share = shares.first().copied().unwrap_or(0.5).clamp(0.05, 0.95);
     let design = rates::Design {
         alpha,
         block: [1, ((1.0 - share) / share).round().max(1.0) as u32],

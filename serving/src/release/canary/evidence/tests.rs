@@ -197,7 +197,7 @@ fn unseen_answers_are_compared_without_rewards_shares_and_time() {
         row.slow = if row.is_canary { 10 } else { 0 };
         (row.rewarded, row.reward) = (0, 0.0);
     }
-    let as_good = Evidence::of(&canary, 40, &[], &rows);
+    let as_good = Evidence::of(&canary, 40, &[0.5], &rows);
     assert_eq!(
         (as_good.sample_ratio_p, as_good.slow, as_good.reward),
         (1.0, None, None)
@@ -210,6 +210,6 @@ fn unseen_answers_are_compared_without_rewards_shares_and_time() {
     for row in rows.iter_mut().filter(|row| row.is_canary) {
         row.first_aborted = true;
     }
-    let fails = Evidence::of(&canary, 40, &[], &rows).found.harm.unwrap_or_default();
+    let fails = Evidence::of(&canary, 40, &[0.5], &rows).found.harm.unwrap_or_default();
     assert!(fails.contains("first answers 60 of 60 failed"), "{fails}");
 }
