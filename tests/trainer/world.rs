@@ -105,8 +105,14 @@ pub async fn register(pool: &PgPool, key: &SamplerKey, replica: &str) {
         .unwrap();
 }
 
-/// Assigns the version to the alias if it never was, as the release role does when a line moves.
+/// Assigns the version to the alias if it never was, as the release role does when a line moves. Requests that ask for the
+/// same at once wait for each other: both would take the same epoch.
 pub async fn ensure_assigned(pool: &PgPool, alias: &str, version: i64) {
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::query("select pg_advisory_xact_lock(hashtext('ensure_assigned'))")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
     sqlx::query(
         "insert into assignment (policy, epoch, alias, version, follows, branch)
          select $1, (select coalesce(max(epoch), 0) + 1 from assignment where policy = $1), $2, $3, 'realtime',
@@ -116,9 +122,10 @@ pub async fn ensure_assigned(pool: &PgPool, alias: &str, version: i64) {
     .bind(POLICY)
     .bind(alias)
     .bind(version)
-    .execute(pool)
+    .execute(&mut *transaction)
     .await
     .unwrap();
+    transaction.commit().await.unwrap();
 }
 
 /// A running trainer.
