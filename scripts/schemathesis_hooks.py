@@ -146,7 +146,8 @@ BODIES = {
     "/v1/experiment": record(
         ["arms"], salt=TEXT, replaces=UUID, reason=TEXT,
         arms=list_of(record(["alias", "weight"], alias={"enum": ["learner", "champion", "base", "none"]},
-                            weight={"type": "number"}, explore={"type": "number"})),
+                            weight={"type": "number"}, explore={"type": "number"},
+                            temperature_max={"type": "number"})),
     ),
     "/v1/canaries": record(
         ["version"], version={"type": "integer"}, reason=TEXT,

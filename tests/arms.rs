@@ -328,6 +328,11 @@ async fn requests_for_arms_are_audited_or_refused_with_advice() {
         ),
         (json!({"arms": arms(&[("champion", 1.0)])}), 409, "keep an arm for it"),
         (
+            json!({"arms": [{"alias": "learner", "weight": 1, "temperature_max": 2.5}]}),
+            400,
+            "temperature_max = 2.5; give 0 to 2",
+        ),
+        (
             json!({"arms": arms(&wider), "replaces": uuid::Uuid::nil()}),
             409,
             "not in force any more",
@@ -374,6 +379,20 @@ async fn requests_for_arms_are_audited_or_refused_with_advice() {
     assert_eq!((status, &again["id"], audited().await), (200, &done["id"], 2));
     let document = newest(&stack).await;
     assert_eq!((document.epoch, document.arms.len()), (2, 2));
+
+    // a bound on the temperature reaches the fleet, and is told wherever the arms are
+    let mut bounded = arms(&wider);
+    bounded[1]["temperature_max"] = json!(0.3);
+    let (status, done) = put(&control, &json!({"arms": bounded, "reason": "steadier"})).await;
+    assert_eq!((status, &done["arms"][1]["temperature_max"]), (200, &json!(0.3)));
+    assert!(done["arms"][0].get("temperature_max").is_none(), "{done}");
+    let newest = newest(&stack).await;
+    assert_eq!((newest.epoch, newest.temperature_max_of("champion")), (3, Some(0.3)));
+    let detail: String = sqlx::query_scalar("select detail from audit order by id desc limit 1")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert!(detail.contains("champion 0.8 (temperature at most 0.3)"), "{detail}");
     control.stop().await;
 }
 
@@ -387,6 +406,7 @@ async fn a_changed_configuration_counts_until_a_request_has_set_arms() {
         alias: alias.into(),
         weight,
         explore: 0.0,
+        temperature_max: None,
     };
     let with = |arms: Vec<ArmOptions>| {
         let options = ReleaseOptions {

@@ -29,6 +29,8 @@ pub struct Route {
     pub probability: f64,
     /// Share of the arm's requests that explore.
     pub explore: f64,
+    /// Highest temperature of users' requests of the arm. `None`: they have no bound.
+    pub temperature_max: Option<f64>,
 }
 
 /// Why a request has no route. Each message says what to do.
@@ -96,6 +98,7 @@ impl RouteTable {
                 arm: alias.into(),
                 probability,
                 explore: assignment.explore_of(alias),
+                temperature_max: assignment.temperature_max_of(alias),
             });
         }
         let unknown = || RouteError::Unknown {
@@ -121,6 +124,7 @@ impl RouteTable {
         Ok(Route {
             version: version.clone(),
             explore: assignment.explore_of(&arm),
+            temperature_max: assignment.temperature_max_of(&arm),
             arm,
             probability: 1.0,
         })
@@ -141,6 +145,8 @@ impl RouteTable {
             arm: SHADOW.into(),
             probability: route.probability,
             explore: 0.0,
+            // users of the canary will be users of champion
+            temperature_max: route.temperature_max,
         })
     }
 
@@ -232,6 +238,7 @@ pub(crate) mod tests {
                     alias: alias.to_string(),
                     weight: *weight,
                     explore: 0.0,
+                    temperature_max: None,
                 })
                 .collect(),
             cluster_arms: BTreeMap::new(),
@@ -382,6 +389,31 @@ pub(crate) mod tests {
         let explore = |model: &str| routes.route("demo", model, "u").unwrap().explore;
         assert_eq!((explore("demo"), explore("demo@champion")), (0.02, 0.02));
         assert_eq!((explore("demo@base"), explore("demo@7")), (0.0, 0.0));
+    }
+
+    #[test]
+    fn an_arm_bounds_the_temperature_however_it_is_requested_but_a_version_by_serial_has_no_bound() {
+        let routes = RouteTable::default();
+        let mut assignment = assignment(
+            3,
+            &[("champion", 7), ("base", 1), ("canary", 5)],
+            &[("champion", 1.0), ("base", 0.0)],
+        );
+        assignment.arms[0].temperature_max = Some(0.3);
+        assignment.shadow = 1.0;
+        let templates = no_templates();
+        let of_line = |serial| {
+            let mut version = Arc::into_inner(version(serial)).unwrap();
+            version.templates = templates.clone();
+            (serial, Arc::new(version))
+        };
+        routes.apply(assignment, [1, 5, 7].map(of_line).into());
+        let route = |model: &str| routes.route("demo", model, "u").unwrap();
+        let bound = |model: &str| route(model).temperature_max;
+        assert_eq!((bound("demo"), bound("demo@champion")), (Some(0.3), Some(0.3)));
+        assert_eq!((bound("demo@base"), bound("demo@7")), (None, None));
+        let unseen = routes.shadow(&route("demo"), 0.5).unwrap();
+        assert_eq!((unseen.version.serial, unseen.temperature_max), (5, Some(0.3)));
     }
 
     #[test]

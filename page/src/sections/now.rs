@@ -53,6 +53,8 @@ pub struct Arm {
     /// Of all users, 0 to 1.
     pub share: f64,
     pub explore: f64,
+    /// Highest temperature of users' requests. `None`: no bound.
+    pub temperature_max: Option<f64>,
 }
 
 /// The canary under way.
@@ -168,6 +170,7 @@ fn arms_of(arms: &Value) -> Vec<Arm> {
         alias: arm["alias"].as_str().unwrap_or_default().to_owned(),
         share: if total > 0.0 { weight(arm) / total } else { 0.0 },
         explore: arm["explore"].as_f64().unwrap_or(0.0),
+        temperature_max: arm["temperature_max"].as_f64(),
     };
     arms.iter().map(arm).collect()
 }
@@ -197,6 +200,8 @@ mod tests {
         let shares: Vec<_> = arms.iter().map(|arm| (&*arm.alias, arm.share, arm.explore)).collect();
         assert_eq!(shares, [("learner", 0.75, 0.02), ("base", 0.25, 0.0)]);
         assert_eq!(arms_of(&json!("nonsense")), []);
-        assert_eq!(arms_of(&json!([{"alias": "a"}]))[0].share, 0.0);
+        let bounded = arms_of(&json!([{"alias": "a", "temperature_max": 0.3}, {"alias": "b"}]));
+        assert_eq!((bounded[0].share, bounded[0].temperature_max), (0.0, Some(0.3)));
+        assert_eq!(bounded[1].temperature_max, None);
     }
 }

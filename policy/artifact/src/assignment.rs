@@ -33,6 +33,9 @@ pub const CANARY: &str = "canary";
 /// Most that an arm may explore: exploration stays the exception.
 pub const EXPLORE_MAX: f64 = 0.5;
 
+/// Highest bound on an arm's temperature. No request asks for a higher temperature.
+pub const TEMPERATURE_BOUND_MAX: f64 = 2.0;
+
 /// The assignment of one epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
@@ -75,6 +78,11 @@ pub struct Arm {
     /// document if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub explore: f64,
+    /// Users' requests of the arm are sampled at this temperature at most, 0 to
+    /// [`TEMPERATURE_BOUND_MAX`]. `None`: at their own. Replicas from before ignore it. Left out of
+    /// the document if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_max: Option<f64>,
 }
 
 /// Why an assignment contradicts itself.
@@ -94,6 +102,8 @@ pub enum Error {
     NoWeight,
     #[error("the arm `{0}` explores {1} of its requests; a share is from 0 to {EXPLORE_MAX}")]
     Explore(String, f64),
+    #[error("the arm `{0}` bounds temperatures by {1}; a bound is from 0 to {TEMPERATURE_BOUND_MAX}")]
+    TemperatureMax(String, f64),
     #[error("shadow is {0}; a share is from 0 to 1, and above 0 there must be an alias `{CANARY}`")]
     Shadow(f64),
     #[error("the salt `{0}` is not up to {SALT_BYTES_MAX} of a-z, 0-9 and `-`")]
@@ -135,6 +145,11 @@ impl Assignment {
             }
             if !(0.0..=EXPLORE_MAX).contains(&arm.explore) {
                 return Err(Error::Explore(arm.alias.clone(), arm.explore));
+            }
+            if let Some(max) = arm.temperature_max
+                && !(0.0..=TEMPERATURE_BOUND_MAX).contains(&max)
+            {
+                return Err(Error::TemperatureMax(arm.alias.clone(), max));
             }
         }
         let total = total_weight(arms);
@@ -185,6 +200,13 @@ impl Assignment {
     pub fn explore_of(&self, alias: &str) -> f64 {
         let arm = self.arms.iter().find(|arm| arm.alias == alias);
         arm.map_or(0.0, |arm| arm.explore)
+    }
+
+    /// Highest temperature of users' requests of an alias. `None`: the alias has no arm, or its arm
+    /// has no bound.
+    pub fn temperature_max_of(&self, alias: &str) -> Option<f64> {
+        let arm = self.arms.iter().find(|arm| arm.alias == alias);
+        arm.and_then(|arm| arm.temperature_max)
     }
 
     /// The kind to sign it as.
@@ -246,6 +268,7 @@ pub(crate) mod tests {
             alias: alias.into(),
             weight,
             explore: 0.0,
+            temperature_max: None,
         };
         Assignment {
             policy: "demo".into(),
@@ -286,6 +309,7 @@ pub(crate) mod tests {
             alias: "champion".into(),
             weight: 1.0,
             explore: 0.0,
+            temperature_max: None,
         };
         assignment.cluster_arms = [("eu".to_owned(), vec![champion.clone()])].into();
         assignment.check().unwrap();
@@ -299,6 +323,7 @@ pub(crate) mod tests {
                 alias: "nobody".into(),
                 weight: 1.0,
                 explore: 0.0,
+                temperature_max: None,
             }],
         );
         assert_eq!(assignment.check(), Err(Error::UnknownAlias("nobody".into())));
@@ -427,6 +452,12 @@ pub(crate) mod tests {
         for share in [-0.1, 0.6, f64::NAN] {
             assert!(matches!(with(&|a| a.arms[0].explore = share), Error::Explore(..)));
         }
+        for max in [-0.1, 2.1, f64::NAN] {
+            assert!(matches!(
+                with(&|a| a.arms[0].temperature_max = Some(max)),
+                Error::TemperatureMax(..)
+            ));
+        }
         assert_eq!(
             with(&|a| a.arms.iter_mut().for_each(|arm| arm.weight = 0.0)),
             Error::NoWeight
@@ -450,5 +481,24 @@ pub(crate) mod tests {
             (exploring.explore_of("champion"), exploring.explore_of("base")),
             (0.02, 0.0)
         );
+    }
+
+    #[test]
+    fn an_arm_without_a_bound_on_the_temperature_has_the_bytes_that_it_had() {
+        let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
+        assert_eq!(read.arms[0].temperature_max, None);
+        assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
+        let mut bounded = read;
+        bounded.arms[0].temperature_max = Some(0.3);
+        bounded.arms[1].temperature_max = Some(0.0);
+        bounded.check().unwrap();
+        let text = serde_json::to_string(&bounded).unwrap();
+        assert!(text.contains(r#""explore":0.02,"temperature_max":0.3}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Assignment>(&text).unwrap(), bounded);
+        let of = |alias: &str| bounded.temperature_max_of(alias);
+        assert_eq!((of("champion"), of("base"), of("nobody")), (Some(0.3), Some(0.0), None));
+        // whoever does not know the field reads the rest
+        let before: Assignment = serde_json::from_str(&text.replace("temperature_max", "later_field")).unwrap();
+        assert_eq!(serde_json::to_string(&before).unwrap(), UNSALTED);
     }
 }

@@ -19,6 +19,7 @@ use edge::Problem;
 use ingest::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, Purpose, signed_bytes};
 use ingest::{feedback_token, log, payload};
 use model::router::Routing;
+use model::sampling::Params;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use text::answer::Layout;
@@ -129,6 +130,8 @@ pub struct ChoiceTask {
     pub request: Arc<GenerationRequest>,
     pub layout: Arc<Layout>,
     pub route: Route,
+    /// What it is sampled with, and logged with: those of the request, within the bound of its arm.
+    pub params: Params,
     pub prompt_ids: Arc<[u32]>,
     /// The session's previous turn.
     pub parent: Option<Parent>,
@@ -362,7 +365,7 @@ impl ChoiceTask {
             version: self.route.version.clone(),
             prompt: self.prompt_ids.clone(),
             max_tokens: self.max_tokens,
-            params: request.params.clone(),
+            params: self.params.clone(),
             seed: self.seed,
             suppressed: self.exploration.and_then(|exploration| exploration.suppressed),
             constraint: self.constraint.clone(),
@@ -414,8 +417,13 @@ impl ChoiceTask {
         if !route.version.reads_like(&self.route.version) {
             return Err(version_gone());
         }
-        self.exploration = exploration::explore(&self.request, &route, self.seed);
-        self.route = route;
+        let params = self.request.params_on(&route);
+        // under another arm's bound it may be trained on: then a caller's seed does not hold
+        if self.request.is_trainable(&params) && !self.request.is_trainable(&self.params) {
+            self.seed = rand::random::<u64>() >> 1;
+        }
+        self.exploration = exploration::explore(&self.request, &params, &route, self.seed);
+        (self.params, self.route) = (params, route);
         let sample = self.sample();
         self.api.engine.submit(vec![sample]).map_err(super::not_submitted)
     }

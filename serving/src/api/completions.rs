@@ -112,6 +112,8 @@ pub struct QueuedRequest {
     request: Arc<GenerationRequest>,
     pub layout: Arc<Layout>,
     choices: Vec<ChoiceTask>,
+    /// What they are sampled at: that of the request, within the bound of its arm.
+    pub temperature: f32,
     pub prompt_tokens: usize,
     canceled: CancellationToken,
     /// Dropped with the caller's future or stream; cancels all choices.
@@ -176,7 +178,8 @@ impl QueuedRequest {
         };
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
         let layout = Arc::new(request.layout(&route.version, api.options.tool_format, &prompt_ids));
-        let request_seed = request.first_seed();
+        let params = request.params_on(&route);
+        let request_seed = request.first_seed(&params);
         let parent = request
             .episode_id
             .and_then(|episode| api.sessions.parent(tenant, episode));
@@ -184,13 +187,14 @@ impl QueuedRequest {
         let (samples, choices): (Vec<_>, Vec<_>) = (0..request.n)
             .map(|index| {
                 let seed = choice::seed(request_seed, index);
-                let exploration = exploration::explore(&request, &route, seed);
+                let exploration = exploration::explore(&request, &params, &route, seed);
                 let mut choice = ChoiceTask {
                     api: api.clone(),
                     tenant: tenant.clone(),
                     request: request.clone(),
                     layout: layout.clone(),
                     route: route.clone(),
+                    params: params.clone(),
                     prompt_ids: prompt_ids.clone(),
                     parent: parent.clone(),
                     seed,
@@ -210,6 +214,7 @@ impl QueuedRequest {
         api.engine.submit(samples).map_err(super::not_submitted)?;
         let canceled = CancellationToken::new();
         Ok(QueuedRequest {
+            temperature: params.temperature,
             prompt_tokens: prompt_ids.len(),
             request,
             layout,

@@ -7,7 +7,7 @@
 
 use super::request::GenerationRequest;
 use crate::routing::Route;
-use model::sampling;
+use model::sampling::{self, Params};
 
 /// Whether one choice must not decline, and how likely that was.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,17 +18,18 @@ pub struct Exploration {
     pub suppressed: Option<u32>,
 }
 
-/// Decides for one choice, by its seed alone, which is the server's. `None`: the choice cannot explore, because
+/// Decides for one choice, by its seed alone, which is the server's. `params`: what it is sampled
+/// with. `None`: the choice cannot explore, because
 /// - its arm does not explore,
 /// - its version has no decline token,
 /// - it is not for a user, or is never trained on, or
 /// - its sampling parameters change the model's own distribution, for which the correction does not
 ///   hold.
-pub fn explore(request: &GenerationRequest, route: &Route, seed: u64) -> Option<Exploration> {
+pub fn explore(request: &GenerationRequest, params: &Params, route: &Route, seed: u64) -> Option<Exploration> {
     let decline = route.version.decline_id?;
     // exactly the number that is logged
     let share = route.explore as f32;
-    if share <= 0.0 || !request.is_trainable() || !request.params.is_plain() {
+    if share <= 0.0 || !request.is_trainable(params) || !params.is_plain() {
         return None;
     }
     Some(Exploration {
@@ -59,7 +60,12 @@ mod tests {
             arm: "champion".into(),
             probability: 0.6,
             explore,
+            temperature_max: None,
         }
+    }
+
+    fn explore(request: &GenerationRequest, route: &Route, seed: u64) -> Option<Exploration> {
+        super::explore(request, &request.params_on(route), route, seed)
     }
 
     #[test]
@@ -92,5 +98,21 @@ mod tests {
             version.decline_id = None;
         }
         assert!(!explored(&json!({}), &silent));
+    }
+
+    #[test]
+    fn the_temperature_that_is_sampled_at_decides_whether_a_choice_can_explore() {
+        let explored = |temperature: f64, max| {
+            let bounded = Route {
+                temperature_max: Some(max),
+                ..route(0.02)
+            };
+            explore(&request(&json!({"temperature": temperature})), &bounded, 3).is_some()
+        };
+        assert!(explored(1.0, 0.7));
+        assert!(!explored(1.0, 0.3), "too cold to be trained on");
+        assert!(!explored(1.0, 0.0), "greedy");
+        assert!(explored(2.0, 1.0), "it would have been too hot");
+        assert!(!explored(2.0, 2.0));
     }
 }

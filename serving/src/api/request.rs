@@ -7,6 +7,7 @@ use super::deadline::Deadline;
 use crate::engine::caller::Work;
 use crate::engine::{self, LoadedVersion, TrafficClass};
 use crate::options::Options;
+use crate::routing::Route;
 use edge::Problem;
 use ingest::event::{
     ANONYMOUS_USER_PREFIX, LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX,
@@ -42,6 +43,7 @@ pub struct GenerationRequest {
     pub prompt: Prompt,
     /// `None`: the server's default, or what still fits.
     pub max_tokens: Option<usize>,
+    /// As the caller asks. [`GenerationRequest::params_on`] has what is sampled with.
     pub params: Params,
     pub n: usize,
     pub stops: Vec<String>,
@@ -213,10 +215,22 @@ impl GenerationRequest {
         })
     }
 
-    /// Whether the answer may be trained on as a draw from the policy. The trainer asks the same of
-    /// its sampling parameters.
-    pub fn is_trainable(&self) -> bool {
-        let code = self.untrainable().or(self.params.untrainable());
+    /// What the request is sampled with on this route. The route's arm may bound the temperature of
+    /// users' requests; rollouts and evaluations keep theirs.
+    pub fn params_on(&self, route: &Route) -> Params {
+        let mut params = self.params.clone();
+        if let Some(max) = route.temperature_max
+            && self.purpose == Purpose::Production
+        {
+            params.temperature = params.temperature.min(max as f32);
+        }
+        params
+    }
+
+    /// Whether an answer that is sampled with these parameters may be trained on as a draw from the
+    /// policy. The trainer asks the same of them.
+    pub fn is_trainable(&self, params: &Params) -> bool {
+        let code = self.untrainable().or(params.untrainable());
         self.purpose == Purpose::Production && self.consent && code.is_none()
     }
 
@@ -229,9 +243,10 @@ impl GenerationRequest {
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
     /// seeds that callers choose, tokens are no independent draws from the policy, and callers
-    /// would decide who explores; so the server draws all others.
-    pub fn first_seed(&self) -> u64 {
-        let given = self.seed.filter(|_| !self.is_trainable());
+    /// would decide who explores; so the server draws all others. `params`: what is sampled with,
+    /// because a bound can make an answer trainable that would have been too hot.
+    pub fn first_seed(&self, params: &Params) -> u64 {
+        let given = self.seed.filter(|_| !self.is_trainable(params));
         given.unwrap_or_else(|| rand::random::<u64>() >> 1)
     }
 

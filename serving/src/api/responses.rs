@@ -35,12 +35,13 @@ pub async fn responses(
     headers: HeaderMap,
     Json(body): Json<ResponsesRequest>,
 ) -> Result<Response, Problem> {
-    let (chat, echo) = body.into_chat(session_of(&headers))?;
+    let (chat, mut echo) = body.into_chat(session_of(&headers))?;
     let mut request = GenerationRequest::chat(chat, &api.options, &principal.tenant)?;
     request.deadline = deadline;
     leased.label(&mut request)?;
     let request = Arc::new(request);
     let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
+    echo.temperature = queued.temperature;
     let mut document = Document::new(&request.model, queued.prompt_tokens, echo);
     if request.stream {
         return Ok(ResponseStream::new(document, queued).await?.into_response());

@@ -107,6 +107,8 @@ fn unseen(choice: &ChoiceTask, answered: Uuid, route: Route) -> ChoiceTask {
         tenant: choice.tenant.clone(),
         layout: choice.layout.clone(),
         route,
+        // with the bound of champion's arm, which the canary's users will have
+        params: choice.params.clone(),
         prompt_ids: choice.prompt_ids.clone(),
         parent: None,
         seed: rand::random::<u64>() >> 1,

@@ -4,6 +4,7 @@
 pub(crate) mod agents;
 mod elsewhere;
 mod shadow;
+mod temperature;
 
 use super::*;
 use crate::engine::backend::{Backend, Step};

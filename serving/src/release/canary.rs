@@ -522,6 +522,7 @@ mod tests {
                         alias: (*alias).into(),
                         weight: 0.5,
                         explore: 0.0,
+                        temperature_max: None,
                     })
                     .collect(),
                 source: Source::Request,

@@ -56,6 +56,9 @@ struct ArmView {
     alias: String,
     weight: f64,
     explore: f64,
+    /// Highest temperature of users' requests. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature_max: Option<f64>,
     /// The version that it serves. Null: none, so its users are divided among the other arms.
     version: Option<i64>,
 }
@@ -71,6 +74,7 @@ impl ExperimentView {
             alias: arm.alias,
             weight: arm.weight,
             explore: arm.explore,
+            temperature_max: arm.temperature_max,
         });
         Some(ExperimentView {
             policy: inner.policy.clone(),

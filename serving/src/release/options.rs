@@ -3,7 +3,7 @@
 use super::canary::{Span, Strategy};
 use super::{BASE, webhook};
 use anyhow::{bail, ensure};
-use artifact::assignment::{CHAMPION, EXPLORE_MAX, LEARNER};
+use artifact::assignment::{CHAMPION, EXPLORE_MAX, LEARNER, TEMPERATURE_BOUND_MAX};
 use edge::window::Window;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -98,6 +98,10 @@ pub struct ArmOptions {
     /// declines often still gets feedback. 0 to 0.5, default 0.
     #[serde(default)]
     pub explore: f64,
+    /// Highest temperature of users' requests of the arm: hotter ones are sampled at it. 0 to 2, and
+    /// 0 is greedy. Default: none, so each request is sampled at its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_max: Option<f64>,
 }
 
 /// What releases know of the realtime run.
@@ -155,6 +159,7 @@ fn arm(alias: &str, weight: f64, explore: f64) -> ArmOptions {
         alias: alias.into(),
         weight,
         explore,
+        temperature_max: None,
     }
 }
 
@@ -233,6 +238,13 @@ pub(super) fn check_arms(name: &str, arms: &[ArmOptions]) -> anyhow::Result<()> 
             arm.alias,
             arm.explore
         );
+        if let Some(max) = arm.temperature_max {
+            ensure!(
+                (0.0..=TEMPERATURE_BOUND_MAX).contains(&max),
+                "{name} {:?} has temperature_max = {max}; give 0 to {TEMPERATURE_BOUND_MAX}, or leave it out for no bound",
+                arm.alias
+            );
+        }
     }
     Ok(())
 }
@@ -259,6 +271,13 @@ mod tests {
         assert!(refusal(&|o| o.arms.clear()).contains("release.arm is empty"));
         assert!(refusal(&|o| o.arms[0].alias = "base".into()).contains("\"base\" twice"));
         assert!(refusal(&|o| o.arms[0].explore = 0.6).contains("explore = 0.6"));
+        for max in [-0.1, 2.5, f64::NAN] {
+            let error = refusal(&|o| o.arms[1].temperature_max = Some(max));
+            assert!(
+                error.contains(&format!("temperature_max = {max}; give 0 to 2")),
+                "{error}"
+            );
+        }
         assert!(refusal(&|o| o.propose = Some(Cadence::default())).contains("set it to \"canary\""));
         let none = Cadence {
             versions: 0,
@@ -268,6 +287,27 @@ mod tests {
         for n in [0, 1001] {
             assert!(refusal(&|o| o.champion_every = n).contains("release.champion_every"));
         }
+    }
+
+    #[test]
+    fn a_bound_on_the_temperature_is_from_greedy_to_the_hottest_request() {
+        for max in [0.0, 0.3, 2.0] {
+            let mut options = Options::default();
+            options.arms[1].temperature_max = Some(max);
+            options.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_arm_without_a_bound_is_written_as_before_there_were_bounds() {
+        let written = r#"{"alias":"champion","weight":0.5,"explore":0.0}"#;
+        let mut arm: ArmOptions = serde_json::from_str(written).unwrap();
+        assert_eq!(arm, super::arm(CHAMPION, 0.5, 0.0));
+        assert_eq!(serde_json::to_string(&arm).unwrap(), written);
+        arm.temperature_max = Some(0.3);
+        let text = serde_json::to_string(&arm).unwrap();
+        assert_eq!(text, written.replace('}', r#","temperature_max":0.3}"#));
+        assert_eq!(serde_json::from_str::<ArmOptions>(&text).unwrap(), arm);
     }
 
     #[test]

@@ -319,6 +319,7 @@ fn signed(arms: Vec<ArmOptions>) -> Vec<Arm> {
         alias: arm.alias,
         weight: arm.weight,
         explore: arm.explore,
+        temperature_max: arm.temperature_max,
     };
     arms.into_iter().map(arm).collect()
 }

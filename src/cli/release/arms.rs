@@ -20,6 +20,10 @@ pub struct Args {
     /// named keep theirs.
     #[arg(long, value_name = "ALIAS=SHARE,…", value_delimiter = ',', value_parser = pair)]
     explore: Vec<(String, f64)>,
+    /// The highest temperature that users' requests of an arm are sampled at, such as champion=0.3;
+    /// champion=none takes the bound away. Arms that are not named keep theirs.
+    #[arg(long, value_name = "ALIAS=TEMPERATURE,…", value_delimiter = ',', value_parser = bound)]
+    temperature_max: Vec<(String, Option<f64>)>,
     /// Draw every user's arm anew. Without it, a user changes arms only if the shares move past them.
     #[arg(long)]
     new_salt: bool,
@@ -36,22 +40,25 @@ struct Arm {
     alias: String,
     weight: f64,
     explore: f64,
+    /// A control of an earlier build does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    temperature_max: Option<f64>,
 }
 
 impl Args {
     pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
         let current: Value = client.get(PATH, &[]).await?;
-        if self.set.is_empty() && self.explore.is_empty() && !self.new_salt {
+        if self.set.is_empty() && self.explore.is_empty() && self.temperature_max.is_empty() && !self.new_salt {
             ensure!(
                 self.reason.is_none(),
-                "--reason belongs to a change: add --set, --explore or --new-salt"
+                "--reason belongs to a change: add --set, --explore, --temperature-max or --new-salt"
             );
             return self.output.print(&current, || page(&current));
         }
         let reason = self.reason.context("a change of the arms needs --reason '…'")?;
         let arms: Vec<Arm> = serde_json::from_value(current["arms"].clone()).context("read the arms in force")?;
         let mut body = json!({
-            "arms": changed(&arms, &self.set, &self.explore)?,
+            "arms": changed(&arms, &self.set, &self.explore, &self.temperature_max)?,
             "replaces": current["id"],
             "reason": reason,
         });
@@ -72,8 +79,28 @@ fn pair(text: &str) -> Result<(String, f64), String> {
     Ok((alias.trim().to_owned(), share))
 }
 
+/// `alias=temperature`, or `alias=none`.
+fn bound(text: &str) -> Result<(String, Option<f64>), String> {
+    let (alias, bound) = text
+        .split_once('=')
+        .ok_or("give alias=temperature, such as champion=0.3, or alias=none".to_owned())?;
+    let bound = match bound.trim() {
+        "none" => None,
+        number => match number.parse::<f64>() {
+            Ok(bound) if bound.is_finite() => Some(bound),
+            _ => return Err(format!("{number:?} is no temperature: give a number, or none")),
+        },
+    };
+    Ok((alias.trim().to_owned(), bound))
+}
+
 /// The arms to ask for. Arms stay in their order, because users move if it changes.
-fn changed(current: &[Arm], set: &[(String, f64)], explore: &[(String, f64)]) -> anyhow::Result<Vec<Arm>> {
+fn changed(
+    current: &[Arm],
+    set: &[(String, f64)],
+    explore: &[(String, f64)],
+    temperature_max: &[(String, Option<f64>)],
+) -> anyhow::Result<Vec<Arm>> {
     let named = |pairs: &[(String, f64)], alias: &str| {
         let pair = pairs.iter().find(|(name, _)| name == alias);
         pair.map(|(_, share)| *share)
@@ -98,12 +125,18 @@ fn changed(current: &[Arm], set: &[(String, f64)], explore: &[(String, f64)]) ->
         alias: alias.clone(),
         weight: *weight,
         explore: 0.0,
+        temperature_max: None,
     });
     let mut arms: Vec<Arm> = kept.chain(new).collect();
     for (alias, share) in explore {
         let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
         arm.with_context(|| format!("--explore names {alias}, which is no arm"))?
             .explore = *share;
+    }
+    for (alias, bound) in temperature_max {
+        let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
+        arm.with_context(|| format!("--temperature-max names {alias}, which is no arm"))?
+            .temperature_max = *bound;
     }
     Ok(arms)
 }
@@ -120,10 +153,15 @@ fn page(experiment: &Value) -> String {
             true => "none".to_owned(),
             false => cell(&arm["version"]),
         };
+        let temperature = match arm["temperature_max"].as_f64() {
+            Some(max) => format!("at most {max}"),
+            None => "any".to_owned(),
+        };
         [
             cell(&arm["alias"]),
             share(&arm["weight"]),
             share(&arm["explore"]),
+            temperature,
             version,
         ]
     });
@@ -132,7 +170,7 @@ fn page(experiment: &Value) -> String {
         None | Some("") => "none".to_owned(),
         Some(salt) => salt.to_owned(),
     };
-    let mut page = table(["arm", ">users", ">explores", ">version"], arms);
+    let mut page = table(["arm", ">users", ">explores", ">temperature", ">version"], arms);
     page += &format!(
         "\nsince {} (epoch {}), by {}: {}\nsalt: {salt}\nthe realtime run learns from {}; champion moves every {} version(s)\n",
         text("since"),
@@ -157,6 +195,7 @@ mod tests {
             alias: alias.to_owned(),
             weight,
             explore,
+            temperature_max: None,
         }
     }
 
@@ -172,7 +211,7 @@ mod tests {
             arm("base", 0.2, 0.0),
         ];
         let set = pairs("base=0.1,canary=0.1,champion=0.6,learner=0.2");
-        let arms = changed(&current, &set, &pairs("canary=0.5")).unwrap();
+        let arms = changed(&current, &set, &pairs("canary=0.5"), &[]).unwrap();
         let expected = [
             arm("learner", 0.2, 0.02),
             arm("champion", 0.6, 0.0),
@@ -180,17 +219,51 @@ mod tests {
             arm("canary", 0.1, 0.5),
         ];
         assert_eq!(arms, expected);
-        let without_base = changed(&current, &pairs("champion=0.7, learner=0.3"), &[]).unwrap();
+        let without_base = changed(&current, &pairs("champion=0.7, learner=0.3"), &[], &[]).unwrap();
         assert_eq!(without_base, [arm("learner", 0.3, 0.02), arm("champion", 0.7, 0.0)]);
-        let explored = changed(&current, &[], &pairs("learner=0")).unwrap();
+        let explored = changed(&current, &[], &pairs("learner=0"), &[]).unwrap();
         assert_eq!((explored.len(), &explored[0]), (3, &arm("learner", 0.3, 0.0)));
+    }
+
+    #[test]
+    fn a_bound_on_the_temperature_stays_until_it_is_changed_or_taken_away() {
+        let bounded = |bound| Arm {
+            temperature_max: bound,
+            ..arm("champion", 0.5, 0.0)
+        };
+        let current = [arm("learner", 0.5, 0.02), bounded(Some(0.3))];
+        let kept = changed(&current, &pairs("champion=0.6,learner=0.4"), &[], &[]).unwrap();
+        assert_eq!(kept[1].temperature_max, Some(0.3));
+        for (text, expected) in [
+            ("champion=0.7", Some(0.7)),
+            ("champion = 0", Some(0.0)),
+            ("champion=none", None),
+        ] {
+            let arms = changed(&current, &[], &[], &[bound(text).unwrap()]).unwrap();
+            assert_eq!(arms, [current[0].clone(), bounded(expected)], "{text}");
+        }
+        let unknown = changed(&current, &[], &[], &[bound("base=1").unwrap()]).unwrap_err();
+        assert_eq!(unknown.to_string(), "--temperature-max names base, which is no arm");
+        for (text, expected) in [
+            ("champion", "alias=temperature"),
+            ("champion=cold", "\"cold\" is no temperature"),
+            ("champion=nan", "\"nan\" is no temperature"),
+        ] {
+            let error = bound(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        // a control of an earlier build neither sends nor knows the field
+        let old = json!({"alias": "learner", "weight": 0.5, "explore": 0.02});
+        let read: Arm = serde_json::from_value(old.clone()).unwrap();
+        assert_eq!((&read, json!(read)), (&current[0], old));
     }
 
     #[test]
     fn a_change_that_contradicts_itself_is_refused() {
         let current = [arm("learner", 1.0, 0.0)];
-        let refused =
-            |set: &[(String, f64)], explore: &[(String, f64)]| changed(&current, set, explore).unwrap_err().to_string();
+        let refused = |set: &[(String, f64)], explore: &[(String, f64)]| {
+            changed(&current, set, explore, &[]).unwrap_err().to_string()
+        };
         assert_eq!(
             refused(&pairs("learner=0.5,learner=0.5"), &[]),
             "--set names learner twice"
@@ -208,14 +281,14 @@ mod tests {
         let experiment = json!({
             "epoch": 12, "salt": "", "since": "2026-11-27T10:00:00Z", "actor": "ana", "reason": "more champions",
             "learning_alias": "learner", "champion_every": 1, "warnings": ["no arm serves `learner`"],
-            "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "version": 41},
+            "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "temperature_max": 0.3, "version": 41},
                      {"alias": "canary", "weight": 0.05, "explore": 0.0, "version": null}],
         });
         let page = page(&experiment);
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
-            "champion 95.0% 2.0% 41",
-            "canary 5.0% 0.0% none",
+            "champion 95.0% 2.0% at most 0.3 41",
+            "canary 5.0% 0.0% any none",
             "by ana: more champions salt: none",
             "warning: no arm serves `learner`",
         ] {

@@ -129,17 +129,16 @@ fn serving(data: &Data, now: OffsetDateTime) -> Markup {
         .map(|row| {
             let (serving, awake) = serves(&data.replicas, row, now);
             let late = serving < awake;
-            let explore = data
-                .arms
-                .iter()
-                .find(|arm| arm.alias == row.alias)
-                .map_or(0.0, |arm| arm.explore);
+            let arm = data.arms.iter().find(|arm| arm.alias == row.alias);
+            let explore = arm.map_or(0.0, |arm| arm.explore);
+            let temperature_max = arm.and_then(|arm| arm.temperature_max);
             vec![
                 html! { b { a href=(format!("/versions/{}", encoded(&row.alias))) { (row.alias) } } },
                 version(row.version),
                 html! {
                     (percent(users(data, &row.alias), 0))
                     @if explore > 0.0 { small { " explores in " (percent(Some(explore), 0)) } }
+                    @if let Some(max) = temperature_max { small { " temperature at most " (max.to_string()) } }
                 },
                 html! { span .bad[late] { (serving) " of " (awake) } },
                 text(row.follows.as_deref().unwrap_or("pinned")),

@@ -45,6 +45,7 @@ fn sample_assignment() -> Assignment {
         alias: alias.into(),
         weight,
         explore: 0.0,
+        temperature_max: None,
     };
     Assignment {
         policy: POLICY.into(),

@@ -12,7 +12,11 @@ use text::constraint::FORMAT;
 /// The generation of a choice that ended. It contains every sampled id, including the stop token.
 pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation {
     let ChoiceTask {
-        api, request, route, ..
+        api,
+        request,
+        route,
+        params,
+        ..
     } = choice;
     let declined = finished.outcome.declined;
     Generation {
@@ -41,8 +45,8 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         train_mask: (!request.train).then(|| vec![false; finished.tokens.len()]),
         payload: None,
         experts: None,
-        temperature: request.params.temperature,
-        top_p: request.params.top_p,
+        temperature: params.temperature,
+        top_p: params.top_p,
         seed: Some(choice.seed),
         finish_reason: finished.reason,
         declined,
@@ -52,7 +56,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         consent: request.consent,
         decline_suppressed: choice.explores(),
         exploration_share: choice.exploration.map(|exploration| exploration.share),
-        sampling: sampling(&request.params, finished),
+        sampling: sampling(params, finished),
         untrainable: finished.outcome.untrainable.map(str::to_owned),
         engine: finished.engine.map(str::to_owned),
         // added once the event has its time
@@ -210,6 +214,7 @@ mod tests {
             arm: "champion".into(),
             probability: 1.0,
             explore: 0.0,
+            temperature_max: None,
         };
         let spans = |tokens, versions: Option<&[(i64, usize)]>| -> Vec<(i64, u32)> {
             let spans = spans(&finished(tokens, versions), &route).into_iter();

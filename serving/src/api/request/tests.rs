@@ -1,4 +1,5 @@
 use super::*;
+use crate::routing::tests::version;
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -191,7 +192,11 @@ fn ids_outside_the_vocabulary_and_text_without_a_tokenizer_are_refused() {
 
 #[test]
 fn a_callers_seed_holds_only_where_nothing_is_trained_on() {
-    let first = |fields: Value| checked(fields).unwrap().first_seed();
+    let first = |fields: Value| {
+        let request = checked(fields).unwrap();
+        request.first_seed(&request.params)
+    };
+    let is_trainable = |request: &GenerationRequest| request.is_trainable(&request.params);
     let seeds: std::collections::BTreeSet<u64> = (0..64).map(|_| first(json!({"seed": 42}))).collect();
     assert_eq!(seeds.len(), 64, "production draws are independent");
     assert!(seeds.iter().all(|seed| *seed < 1 << 63));
@@ -210,21 +215,72 @@ fn a_callers_seed_holds_only_where_nothing_is_trained_on() {
         let mut fields = steered.clone();
         fields["seed"] = 42.into();
         assert_eq!(first(fields), 42, "{steered}");
-        assert!(!checked(steered).unwrap().is_trainable());
+        assert!(!is_trainable(&checked(steered).unwrap()));
     }
     for plain in [
         json!({}),
         json!({"temperature": 0.5, "top_p": 0.9}),
         json!({"temperature": 1.5, "top_k": 40, "min_p": 0.1}),
     ] {
-        assert!(checked(plain.clone()).unwrap().is_trainable(), "{plain}");
+        assert!(is_trainable(&checked(plain.clone()).unwrap()), "{plain}");
     }
     let format = json!({"type": "json_object"});
     let body = json!({"model": "demo", "messages": [], "response_format": format, "seed": 42});
     let chat = serde_json::from_value(body).unwrap();
     let constrained = GenerationRequest::chat(chat, &Options::default(), "default").unwrap();
-    assert_eq!((constrained.is_trainable(), constrained.first_seed()), (false, 42));
+    let seed = constrained.first_seed(&constrained.params);
+    assert_eq!((is_trainable(&constrained), seed), (false, 42));
     let run = uuid::Uuid::now_v7().to_string();
     let rollout = json!({"seed": 42, "metadata": {"purpose": "rollout", "run_id": run}});
     assert_eq!(first(rollout), 42);
+}
+
+fn bounded(max: Option<f64>) -> Route {
+    Route {
+        version: version(7),
+        arm: "champion".into(),
+        probability: 0.6,
+        explore: 0.0,
+        temperature_max: max,
+    }
+}
+
+#[test]
+fn an_arm_bounds_the_temperature_of_users_requests_and_nothing_else() {
+    let temperature = |fields: Value, max| checked(fields).unwrap().params_on(&bounded(max)).temperature;
+    assert_eq!(temperature(json!({}), None), 1.0);
+    assert_eq!(temperature(json!({}), Some(0.3)), 0.3);
+    assert_eq!(temperature(json!({"temperature": 0.2}), Some(0.3)), 0.2);
+    assert_eq!(temperature(json!({"temperature": 2}), Some(2.0)), 2.0);
+    assert_eq!(temperature(json!({}), Some(0.0)), 0.0, "greedy");
+    assert_eq!(
+        temperature(json!({"metadata": {"consent": false}}), Some(0.3)),
+        0.3,
+        "a user, too"
+    );
+    let run = Uuid::from_u128(1);
+    for purpose in ["rollout", "evaluation"] {
+        let metadata = json!({"purpose": purpose, "run_id": run});
+        assert_eq!(temperature(json!({"metadata": metadata}), Some(0.3)), 1.0, "{purpose}");
+    }
+    let filtered = checked(json!({"top_p": 0.9, "top_k": 40})).unwrap();
+    let expected = Params {
+        temperature: 0.5,
+        ..filtered.params.clone()
+    };
+    assert_eq!(filtered.params_on(&bounded(Some(0.5))), expected);
+}
+
+#[test]
+fn whether_a_callers_seed_holds_follows_from_the_temperature_that_is_sampled_at() {
+    let request = |fields: Value| checked(fields).unwrap();
+    let hot = request(json!({"temperature": 2, "seed": 42}));
+    assert_eq!(hot.first_seed(&hot.params_on(&bounded(None))), 42);
+    let cooled = hot.params_on(&bounded(Some(1.0)));
+    assert!(hot.is_trainable(&cooled));
+    let seeds: std::collections::BTreeSet<u64> = (0..8).map(|_| hot.first_seed(&cooled)).collect();
+    assert_eq!(seeds.len(), 8, "the server draws it");
+    let cold = request(json!({"seed": 42}));
+    let params = cold.params_on(&bounded(Some(0.3)));
+    assert_eq!((cold.is_trainable(&params), cold.first_seed(&params)), (false, 42));
 }

@@ -69,7 +69,8 @@ pub struct Echo {
     metadata: Map<String, Value>,
     parallel_tool_calls: bool,
     reasoning: Value,
-    temperature: f32,
+    /// Replaced by what is sampled at, which an arm may bound.
+    pub temperature: f32,
     text: Value,
     tool_choice: Value,
     /// Those that the model was shown.

@@ -38,7 +38,7 @@ impl Engine for Scripted {
     fn stop(&self) {}
 }
 
-fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<SampleEvent> {
+pub(super) fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<SampleEvent> {
     let token = |id| Token {
         id,
         logprob: -0.5,
@@ -50,7 +50,7 @@ fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<SampleEvent> {
 }
 
 /// `log`: instead of the fake one.
-async fn saying(
+pub(super) async fn saying(
     events: Vec<SampleEvent>,
     options: Options,
     log: Option<Arc<dyn Log>>,
@@ -72,7 +72,7 @@ async fn saying(
 }
 
 /// Waits until every choice is logged or has nothing to log.
-async fn settle(server: &Server) {
+pub(super) async fn settle(server: &Server) {
     server.api.choices.close();
     server.api.choices.wait().await;
 }

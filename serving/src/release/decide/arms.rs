@@ -6,6 +6,7 @@ use super::super::{ArmOptions, CANARY, CHAMPION, LEARNER, Learning, LearningAlia
 use super::ReleaseState;
 use super::manual::check_name;
 use artifact::assignment;
+use model::sampling::TRAINABLE_TEMPERATURES;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -64,11 +65,16 @@ impl Draft {
     }
 }
 
-/// For people: `learner 0.3 (explores 0.02), champion 0.5, base 0.2`.
+/// For people: `learner 0.3 (explores 0.02), champion 0.7 (temperature at most 0.3)`.
 fn describe(arms: &[ArmOptions]) -> String {
-    let arms = arms.iter().map(|arm| match arm.explore > 0.0 {
-        true => format!("{} {} (explores {})", arm.alias, arm.weight, arm.explore),
-        false => format!("{} {}", arm.alias, arm.weight),
+    let arms = arms.iter().map(|arm| {
+        let explores = (arm.explore > 0.0).then(|| format!("explores {}", arm.explore));
+        let bound = arm.temperature_max.map(|max| format!("temperature at most {max}"));
+        let rest: Vec<String> = explores.into_iter().chain(bound).collect();
+        match rest.is_empty() {
+            true => format!("{} {}", arm.alias, arm.weight),
+            false => format!("{} {} ({})", arm.alias, arm.weight, rest.join(", ")),
+        }
     });
     arms.collect::<Vec<_>>().join(", ")
 }
@@ -190,7 +196,8 @@ pub fn by_request(
 }
 
 /// The arms with a canary that takes `share` of `champion`'s users. It stands behind `champion`, so that
-/// a larger share moves users of `champion` alone, and never back.
+/// a larger share moves users of `champion` alone, and never back. Its requests are sampled as
+/// `champion`'s are.
 pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<ArmOptions> {
     // an arm of that name would be there twice
     let mut arms: Vec<ArmOptions> = arms.filter(|arm| arm.alias != CANARY).collect();
@@ -200,6 +207,7 @@ pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<Ar
             alias: CHAMPION.into(),
             weight: 1.0,
             explore: 0.0,
+            temperature_max: None,
         });
     }
     if let Some(at) = arms.iter().position(|arm| arm.alias == CHAMPION) {
@@ -207,6 +215,7 @@ pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<Ar
             alias: CANARY.into(),
             weight: arms[at].weight * share,
             explore: arms[at].explore,
+            temperature_max: arms[at].temperature_max,
         };
         arms[at].weight -= canary.weight;
         arms.insert(at + 1, canary);
@@ -233,6 +242,16 @@ pub fn warnings(current: &Experiment, configured: &[ArmOptions], learning: Learn
              `springtide release arms`"
         ));
     }
+    let trainable_min = *TRAINABLE_TEMPERATURES.start();
+    let bound = current.arms.iter().find(|arm| arm.alias == alias);
+    let bound = bound.and_then(|arm| arm.temperature_max);
+    if let Some(max) = bound.filter(|max| learning.enabled && (*max as f32) < trainable_min) {
+        warnings.push(format!(
+            "the arm `{alias}`, which the realtime run learns from, has temperature_max = {max}, and answers below \
+             {trainable_min} are not trained on, so it learns nothing: give {trainable_min} or more, or leave \
+             temperature_max out"
+        ));
+    }
     warnings
 }
 
@@ -247,6 +266,7 @@ mod tests {
             alias: (*alias).into(),
             weight: *weight,
             explore: 0.0,
+            temperature_max: None,
         };
         arms.iter().map(arm).collect()
     }
@@ -351,6 +371,52 @@ mod tests {
     }
 
     #[test]
+    fn what_an_arm_explores_and_its_bound_are_told() {
+        let mut told = configured();
+        told[0].explore = 0.02;
+        told[1].temperature_max = Some(0.3);
+        assert_eq!(
+            describe(&told),
+            "learner 0.3 (explores 0.02), champion 0.5 (temperature at most 0.3), base 0.2"
+        );
+        told[0].temperature_max = Some(0.0);
+        let learner = "learner 0.3 (explores 0.02, temperature at most 0), ";
+        assert!(describe(&told).starts_with(learner), "{}", describe(&told));
+    }
+
+    #[test]
+    fn another_bound_is_another_experiment() {
+        let mut bounded = configured();
+        bounded[1].temperature_max = Some(0.3);
+        let by_file = experiment(Source::Configuration);
+        assert_eq!(by_configuration(Some(&by_file), &bounded).unwrap().arms, bounded);
+        let by_key = state(Some(experiment(Source::Request)));
+        assert_eq!(
+            asked(&by_key, &request(bounded.clone())).unwrap().unwrap().arms,
+            bounded
+        );
+        bounded[1].temperature_max = Some(2.5);
+        let refused = asked(&by_key, &request(bounded));
+        assert!(matches!(refused, Err(RequestError::Arms(why)) if why.contains("temperature_max = 2.5")));
+    }
+
+    #[test]
+    fn a_canarys_users_are_sampled_as_champions_are() {
+        let mut arms = configured();
+        arms[1].explore = 0.02;
+        arms[1].temperature_max = Some(0.3);
+        let arms = with_canary(arms.into_iter(), 0.1);
+        let found = |alias: &str| {
+            let arm = arms.iter().find(|arm| arm.alias == alias).unwrap();
+            (arm.explore, arm.temperature_max)
+        };
+        assert_eq!(found(CHAMPION), (0.02, Some(0.3)));
+        assert_eq!(found(CANARY), found(CHAMPION));
+        assert_eq!(found(LEARNER), (0.0, None));
+        assert_eq!(with_canary(std::iter::empty(), 0.1)[1].temperature_max, None);
+    }
+
+    #[test]
     fn the_same_request_again_changes_nothing_but_confirming_the_configuration_does() {
         let by_key = state(Some(experiment(Source::Request)));
         assert_eq!(asked(&by_key, &request(configured())), Ok(None));
@@ -437,5 +503,16 @@ mod tests {
             starving.len() == 1 && starving[0].contains("learns nothing"),
             "{starving:?}"
         );
+        let bounded = |alias: usize, max| {
+            let mut cold = experiment(Source::Configuration);
+            cold.arms[alias].temperature_max = Some(max);
+            warnings(&cold, &configured(), learning)
+        };
+        let cold = bounded(0, 0.3);
+        assert!(
+            cold.len() == 1 && cold[0].contains("temperature_max = 0.3, and answers below 0.5 are not trained on"),
+            "{cold:?}"
+        );
+        assert_eq!((bounded(0, 0.5), bounded(1, 0.3)), (vec![], vec![]));
     }
 }

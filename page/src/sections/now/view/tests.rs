@@ -25,6 +25,7 @@ fn data() -> Data {
         alias: alias.into(),
         share,
         explore,
+        temperature_max: (alias == "champion").then_some(0.3),
     };
     let late = NOW - time::Duration::minutes(1);
     let both = json!([{"version": 41, "aliases": ["champion"]}, {"version": 57, "aliases": ["learner"]}]);
@@ -56,6 +57,7 @@ fn the_page_says_what_serves_whom_on_how_many_replicas_since_when_and_why() {
         "pin by <b>&lt;ada&gt;</b>",
         "5 min",
         "explores in 2%",
+        "temperature at most 0.3",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
