@@ -312,6 +312,40 @@ async fn a_rollback_re_bases_the_line_and_drops_samples_of_the_abandoned_version
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn generations_of_older_versions_are_trained_on_up_to_the_bound() {
+    let world = World::start("older").await;
+    world.follow(1, world.base, 0).await;
+    let mut options = world.options();
+    options.realtime.staleness_max = 1;
+    let [first, late, too_late] = [8, 8, 5].map(|count| world.sample(world.base, count));
+    let (first, late, too_late) = (first.await, late.await, too_late.await);
+    world.insert_all(&first, "champion").await;
+    let running = world.run(options);
+    let second = world.head_after(world.base).await;
+    world.insert_all(&late, "champion").await;
+    world.head_after(second).await;
+    world.insert_all(&too_late, "champion").await;
+    world.settled().await;
+    running.stop().await;
+
+    let dispositions = world.dispositions().await;
+    let count = |kind: &str, code: Option<&str>, step: Option<i64>| {
+        let alike = dispositions
+            .iter()
+            .filter(|d| d.kind == kind && d.code.as_deref() == code && d.step == step);
+        alike.count()
+    };
+    assert_eq!(count("trained", None, Some(1)), 8);
+    assert_eq!(count("trained", None, Some(2)), 8, "one step behind the head");
+    assert_eq!(count("dropped", Some("stale"), None), 5, "two steps behind it");
+    assert_eq!(dispositions.len(), 21);
+    let metrics = world.metrics(2).await;
+    assert_eq!(metrics["mismatch"]["tokens"], 0, "nothing is of the head");
+    assert!(metrics["stale"]["tokens"].as_u64() > Some(0));
+    assert_eq!(world.events().await, [""; 0], "nothing was quarantined");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pinned_champion_pauses_the_run_until_it_follows_again() {
     let world = World::start("pin").await;
     world.pin(1, world.base).await;

@@ -2,7 +2,14 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use crate::{Settings, client, corpus, house_style};
+use crate::{
+    Settings, client, corpus,
+    developer::{self, FilePart},
+    house_style,
+};
+
+/// So many users are replayed for each one who is not.
+const USERS_PER_OTHER_USER: usize = 3;
 
 /// Replays developers at work on real code, and reports how well the arms served them.
 #[derive(Debug, Clone, clap::Args)]
@@ -100,6 +107,9 @@ pub struct Corpus {
     /// Folder of code to replay, instead of the crates that this project's build has fetched.
     #[arg(long, value_name = "DIR")]
     pub corpus: Option<PathBuf>,
+    /// Replay crates that are set aside for choosing parameters, instead of those of reported runs.
+    #[arg(long, conflicts_with = "corpus")]
+    pub development: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -122,7 +132,7 @@ impl std::fmt::Display for Users {
 impl Corpus {
     /// Name and text of every file, in the style of these users.
     pub fn files(&self) -> anyhow::Result<Vec<(String, Arc<str>)>> {
-        let files = corpus::demo_files(self.corpus.as_deref())?;
+        let files = corpus::replayed_files(self.corpus.as_deref(), self.development)?;
         let styled = files.into_iter().map(|file| {
             let text = match self.users {
                 Users::House if file.path.ends_with(".rs") => house_style::restyle(&file.text),
@@ -132,9 +142,31 @@ impl Corpus {
         });
         Ok(styled.collect())
     }
+
+    /// Deals the files out to the users that are replayed, and to others, who are numbered after them.
+    pub fn deal(&self) -> anyhow::Result<Dealt> {
+        let files = self.files()?;
+        let users = self.developers as usize;
+        let mut replayed = developer::deal(&files, users + users / USERS_PER_OTHER_USER)?;
+        let others = replayed.split_off(users);
+        Ok(Dealt {
+            replayed,
+            others,
+            files: files.len(),
+        })
+    }
 }
 
-fn positive<T: FromStr<Err: std::fmt::Display> + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+/// Whose code is whose.
+#[derive(Debug)]
+pub struct Dealt {
+    pub replayed: Vec<Vec<FilePart>>,
+    pub others: Vec<Vec<FilePart>>,
+    /// How many files there are.
+    pub files: usize,
+}
+
+pub fn positive<T: FromStr<Err: std::fmt::Display> + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     let value = text.parse::<T>().map_err(|error| error.to_string())?;
     let number = value.into();
     if number.is_finite() && number > 0.0 {

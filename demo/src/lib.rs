@@ -18,6 +18,7 @@ mod progress;
 mod queries;
 mod random;
 mod references;
+pub mod rehearsal;
 mod replay;
 mod results;
 mod session;
@@ -43,7 +44,7 @@ use time::OffsetDateTime;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::args::{Args, Corpus};
+pub use self::args::{Args, Corpus, Dealt};
 pub use self::stats::Judgment;
 use self::{
     arrivals::Arrivals,
@@ -65,8 +66,6 @@ const SETTLE_PATIENCE: Duration = Duration::from_secs(60);
 /// If queued rows do not change for this long, they are fewer than a cohort and no step takes them.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// One other user, on whom thresholds are chosen, for this many replayed ones.
-const USERS_PER_OTHER_USER: usize = 3;
 
 /// What the binary tells the demo about the stack and the terminal.
 #[derive(Debug, Clone)]
@@ -352,7 +351,11 @@ async fn references(
 }
 
 async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>, usize)> {
-    let (user_parts, others, files) = deal(args).await?;
+    let Dealt {
+        replayed: user_parts,
+        others,
+        files,
+    } = deal(args).await?;
     let length = Duration::from_secs_f64(60.0 * args.minutes);
     let plan = Plan {
         arrivals: Arrivals::new(args.seed, args.rate(), length, user_parts.len()),
@@ -365,17 +368,12 @@ async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>
     Ok((plan, others, files))
 }
 
-/// Reads the corpus and deals it out to the users that are replayed, and to others. Also returns the
-/// number of files.
-async fn deal(args: &Args) -> anyhow::Result<(Vec<Vec<FilePart>>, Vec<Vec<FilePart>>, usize)> {
+/// Reads the corpus and deals it out.
+async fn deal(args: &Args) -> anyhow::Result<Dealt> {
     let corpus = args.corpus.clone();
-    let files = tokio::task::spawn_blocking(move || corpus.files())
+    tokio::task::spawn_blocking(move || corpus.deal())
         .await
-        .context("read the corpus")??;
-    let users = args.corpus.developers as usize;
-    let mut user_parts = developer::deal(&files, users + users / USERS_PER_OTHER_USER)?;
-    let others = user_parts.split_off(users);
-    Ok((user_parts, others, files.len()))
+        .context("read the corpus")?
 }
 
 /// Reads the tables in the background, so that a slow query delays no arrival.

@@ -2,6 +2,7 @@
 //! pauses. They are computed in this process and only reported; the trainer never sees them.
 
 mod capability;
+mod tried;
 
 use std::{num::NonZero, sync::Arc};
 
@@ -17,11 +18,11 @@ use crate::{
     args::Args,
     developer::{self, FilePart, Pause},
     random::Draws,
-    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
+    stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
     suggester::{Draft, Method, Suggester},
 };
 
-pub use self::capability::Capability;
+pub use self::{capability::Capability, tried::Tried};
 
 /// The reference policies of a run.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -51,6 +52,8 @@ pub struct Comparison {
     pub whole: Paired,
     /// First, second and last third of the run.
     pub thirds: Vec<Paired>,
+    /// All users outside the frozen arm against this reference, in the last third of the run.
+    pub together: Paired,
 }
 
 /// Learning arm minus reference, paired by pause, with intervals clustered by user.
@@ -66,8 +69,9 @@ impl References {
     /// For the terminal: the learning arm minus each reference.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "{LEARNING} minus each reference policy, on {LEARNING}'s own pauses\n{:<34} {:>26} {:>26} {:>22}\n",
-            "", "reward, whole run", "last third", "accepts, last third"
+            "{LEARNING} minus each reference policy, on {LEARNING}'s own pauses; all: all users outside {FROZEN} minus it\n\
+             {:<34} {:>26} {:>26} {:>22} {:>26}\n",
+            "", "reward, whole run", "last third", "accepts, last third", "all: reward, last third"
         );
         let difference = |interval: Option<Interval>, digits| {
             let [mean, ends] = [
@@ -79,11 +83,12 @@ impl References {
         for comparison in &self.comparisons {
             let last = comparison.thirds.last();
             text += &format!(
-                "{:<34} {:>26} {:>26} {:>22}\n",
+                "{:<34} {:>26} {:>26} {:>22} {:>26}\n",
                 comparison.name,
                 difference(comparison.whole.reward, 3),
                 difference(last.and_then(|third| third.reward), 3),
-                difference(last.and_then(|third| third.accepts_per_100), 1)
+                difference(last.and_then(|third| third.accepts_per_100), 1),
+                difference(comparison.together.reward, 3)
             );
         }
         if let Some(capability) = &self.capability {
@@ -261,8 +266,9 @@ impl Base {
         })
     }
 
-    /// Compares the learning arm with the references on its own pauses. Pauses whose developer
-    /// never answers are left out, as everywhere.
+    /// Compares the learning arm with the references on its own pauses, and all users outside the frozen
+    /// arm on theirs in the last third. Pauses whose developer never answers are left out, as
+    /// everywhere.
     pub fn compare(
         &self,
         outcomes: &[Outcome],
@@ -274,7 +280,10 @@ impl Base {
             let user = outcome.observation.user;
             Some((user, developer::pause(&user_parts[user], self.seed, user, outcome.nth)?))
         };
-        let own = stats::of_arm(outcomes, LEARNING).filter(|outcome| outcome.observation.answers);
+        let third_of = |outcome: &Outcome| ((3.0 * outcome.at.as_secs_f64() / run_seconds) as usize).min(2);
+        let following = stats::of_arm(outcomes, FOLLOWING).filter(|outcome| third_of(outcome) == 2);
+        let own = stats::of_arm(outcomes, LEARNING).chain(following);
+        let own = own.filter(|outcome| outcome.observation.answers);
         let pauses: Vec<(usize, Pause)> = own.clone().filter_map(pause_of).collect();
         let trials = try_out(&self.checkpoint, &pauses, self.temperature, self.seed)?;
         // Both lists are the same pauses in the same order, because the server answered at all of
@@ -284,13 +293,14 @@ impl Base {
             "a pause that was answered does not fit the base's context"
         );
         let pairs: Vec<(&Outcome, Trial)> = own.zip(trials).collect();
-        let third_of = |outcome: &Outcome| ((3.0 * outcome.at.as_secs_f64() / run_seconds) as usize).min(2);
+        let learning = || pairs.iter().filter(|(outcome, _)| outcome.arm == LEARNING);
         let comparison = |policy: Policy| Comparison {
             name: policy.name(self.temperature),
-            whole: self.paired(policy, pairs.iter()),
+            whole: self.paired(policy, learning()),
             thirds: (0..3)
-                .map(|third| self.paired(policy, pairs.iter().filter(|(outcome, _)| third_of(outcome) == third)))
+                .map(|third| self.paired(policy, learning().filter(|(outcome, _)| third_of(outcome) == third)))
                 .collect(),
+            together: self.paired(policy, pairs.iter().filter(|(outcome, _)| third_of(outcome) == 2)),
         };
         Ok(References {
             comparisons: Policy::ALL.map(comparison).into(),
@@ -355,7 +365,12 @@ fn try_out(
         for &(nth, (user, pause)) in part {
             if let Some(ids) = suggester.prompt(pause)? {
                 let seed = Draws::new("springtide demo reference 2", &[seed, nth]).seed();
-                prompts.push((ids, [Method::Sampled { temperature, seed }, Method::Greedy]));
+                let sampled = Method::Sampled {
+                    temperature,
+                    seed,
+                    suppressed: false,
+                };
+                prompts.push((ids, [sampled, Method::Greedy]));
                 fitting.push((user, pause));
             }
         }

@@ -1,6 +1,8 @@
 //! A policy in this process: suggestions for many pauses at once, as the serving engine would make
 //! them, without a server. Used for the reference policies; a run asks the stack. Synchronous.
 
+use std::borrow::Cow;
+
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use model::exact::{ExactModel, KvCache};
@@ -20,7 +22,12 @@ const SLOTS: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Method {
     /// As served: declining is a token like any other.
-    Sampled { temperature: f32, seed: u64 },
+    Sampled {
+        temperature: f32,
+        seed: u64,
+        /// Declining is masked: something must be shown.
+        suppressed: bool,
+    },
     /// The most probable token each time, except declining. Whether it would have declined is
     /// noted.
     Greedy,
@@ -30,7 +37,9 @@ pub enum Method {
 #[derive(Debug, Clone, Default)]
 pub struct Draft {
     /// Tokens sampled so far, the one that ends the suggestion included.
-    tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
+    /// Log-probability of each token, nats, of the same distribution as that of the whole.
+    pub log_probs: Vec<f32>,
     /// Log-probability of the whole suggestion, nats: of the distribution sampled from, or at
     /// temperature 1 if greedy.
     pub log_prob: f64,
@@ -73,6 +82,10 @@ impl Suggester {
 
     pub fn encode(&self, prompt: &str) -> anyhow::Result<Vec<u32>> {
         self.tokenizer.encode_prompt(prompt).context("tokenize a prompt")
+    }
+
+    pub fn suggestion_tokens_max(&self) -> usize {
+        SUGGESTION_TOKENS_MAX
     }
 
     /// Longest prompt that leaves room for a suggestion.
@@ -152,12 +165,20 @@ impl Suggester {
         let Sequence { how, source, draft, .. } = &mut running[index];
         let decline = self.tokenizer.decline_id();
         let (id, log_prob) = match *how {
-            Method::Sampled { temperature, .. } => {
+            Method::Sampled {
+                temperature,
+                suppressed,
+                ..
+            } => {
                 let params = Params {
                     temperature,
                     ..Params::default()
                 };
-                sampling::sample(logits, &params, source)
+                let mut logits = Cow::Borrowed(logits);
+                if let Some(decline) = decline.filter(|_| suppressed) {
+                    sampling::suppress(logits.to_mut(), decline);
+                }
+                sampling::sample(&logits, &params, source)
             }
             Method::Greedy => {
                 draft.declined |= Some(most_probable(logits, None)) == decline;
@@ -166,6 +187,7 @@ impl Suggester {
             }
         };
         draft.tokens.push(id);
+        draft.log_probs.push(log_prob);
         draft.log_prob += f64::from(log_prob);
         draft.declined |= Some(id) == decline;
         let stopped = self.tokenizer.stop_ids().contains(&id);

@@ -1,5 +1,8 @@
-//! `springtide demo` and `springtide corpus`: hands the crate `demo` what it needs of the
-//! configuration.
+//! `springtide demo`, `rehearse` and `corpus`: hands the crate `demo` what it needs of the configuration.
+
+mod rehearse;
+
+pub use rehearse::Rehearse;
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("Release", &["release", "canary", "policy"]),
-    ("Training", &["run", "dataset", "corpus", "tide"]),
+    ("Training", &["run", "dataset", "corpus", "rehearse", "tide"]),
     ("Data", &["dlq", "reward"]),
     (
         "Set up",

@@ -102,6 +102,10 @@ enum Command {
     Corpus(demo::Corpus),
     /// Replay simulated developers against a running stack and report what was learned.
     Demo(demo::Args),
+    /// Try settings of the trainer on simulated developers, without the stack.
+    ///
+    /// Example: springtide rehearse --development --seed 101
+    Rehearse(demo::Rehearse),
     /// Show which version serves whom, and change it.
     #[command(subcommand)]
     Release(release::Command),
@@ -283,6 +287,7 @@ impl Command {
             #[cfg(feature = "torch")]
             Self::Train(args) => args.run(app).await?,
             Self::Corpus(args) => args.run(app).await?,
+            Self::Rehearse(args) => args.run(app).await?,
             Self::Demo(args) => args.run(app).await?,
             Self::Release(command) => command.run(app).await?,
             Self::Canary(command) => command.run(app).await?,

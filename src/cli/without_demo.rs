@@ -1,4 +1,4 @@
-//! `springtide demo` and `springtide corpus` of a binary that was built without the feature `demo`.
+//! `springtide demo`, `rehearse` and `corpus` of a binary that was built without the feature `demo`.
 
 use std::ffi::OsString;
 
@@ -7,6 +7,7 @@ use anyhow::bail;
 use super::App;
 
 pub type Corpus = Args;
+pub type Rehearse = Args;
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(disable_help_flag = true)]

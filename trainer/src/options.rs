@@ -4,6 +4,7 @@
 use crate::judge;
 use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
+use crate::learn::loss::{Aggregation, Loss};
 use crate::learn::settings::StepSettings;
 use crate::runs::grader;
 use crate::select::caps::Caps;
@@ -81,9 +82,8 @@ pub struct Realtime {
     /// Answers that take longer than this from the first token to the last may be missed, because
     /// the step does not wait for them, seconds; default 60.
     pub answer_seconds_max: f64,
-    /// A turn of an episode is trained on if the oldest version that sampled it is at most this many
-    /// steps before the head; 0 to 64, default 0. The loss weighs each token for it. A single
-    /// generation must be the head's.
+    /// A generation is trained on if the oldest version that sampled it is at most this many steps before
+    /// the head; 0 to 64, default 0. The loss weighs each token for it.
     pub staleness_max: u32,
     /// A session with more tokens is dropped as `too_large`; default 8388608. Each of its turns counts
     /// with its whole context: so much is in memory at once (4 bytes a token), and goes through the
@@ -326,6 +326,14 @@ impl Options {
             !self.realtime.step.loss.is_supervised(),
             "trainer.realtime.step.loss: `cross_entropy` is for runs over a dataset: here it would ignore who sampled"
         );
+        let Realtime { baseline, step, .. } = &self.realtime;
+        ensure!(
+            !matches!(step.loss, Loss::Verdicts { .. })
+                || *baseline == BaselineKind::Zero && step.aggregation != Aggregation::SeqMeanTokenMean,
+            "trainer.realtime.step.loss: `verdicts` takes a reward above 0 for an accept and one below 0 for a reject, so it \
+             needs trainer.realtime.baseline = \"zero\"; and it sums over a text, so step.aggregation must not be \
+             seq-mean-token-mean"
+        );
         judge::check(&self.judge)?;
         for (section, checked) in [
             ("trainer.realtime.step", self.realtime.step.check()),
@@ -453,6 +461,10 @@ mod tests {
                 "staleness_max",
             ),
             (r#"{"discount": 1.5}"#, "discount"),
+            (
+                r#"{"baseline": "ema", "step": {"loss": {"name": "verdicts", "text": 1, "weight_max": 20, "cap": 2}}}"#,
+                "step.loss",
+            ),
         ] {
             let error = error(&with(bad));
             assert!(error.contains(&format!("trainer.realtime.{field}")), "{error}");

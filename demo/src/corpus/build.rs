@@ -9,6 +9,7 @@
 
 use super::sources::{SourceFile, Split, files_of};
 use super::{pauses, tokenizer};
+use crate::house_style;
 use anyhow::Context;
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
@@ -29,6 +30,9 @@ pub struct Args {
     /// Use the tokenizer of this folder instead of training one.
     #[arg(long)]
     pub tokenizer: Option<PathBuf>,
+    /// Share of the places in training files at which a convention of the demo's house users is followed.
+    #[arg(long, default_value_t = 0.0)]
+    pub house: f64,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -57,6 +61,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(args.seed);
     let mut train = files_of(Split::Train)?;
     train.shuffle(&mut rng);
+    if args.house > 0.0 {
+        for file in &mut train {
+            file.text = house_style::sprinkle(&file.text, args.house, &mut rng);
+        }
+    }
     let tokenizer = match &args.tokenizer {
         Some(dir) => Tokenizer::from_file(dir.join("tokenizer.json"))
             .map_err(|e| anyhow::anyhow!("read the tokenizer of {}: {e}", dir.display()))?,

@@ -1,25 +1,20 @@
 //! `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed, or
 //! in how many sessions a model reaches the user's text.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use anyhow::ensure;
 use artifact::checkpoint::Checkpoint;
-use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::{
-    pauses,
-    sources::{self, Split},
-    tokenizer,
-};
+use super::sources::{self, Split};
 use crate::{
-    developer,
+    args::Users,
+    developer::{self, Pause},
+    house_style,
     session::{self, start},
+    stats::Judgment,
     suggester::{Draft, Method, Suggester},
 };
-
-/// Characters of a file in a prompt. What does not fit the context is cut on the left.
-const CONTEXT_CHARS: usize = 640;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -34,6 +29,12 @@ pub struct Args {
     pub sessions: Option<usize>,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Whose code.
+    #[arg(long, value_enum, default_value_t = Users::Plain)]
+    pub users: Users,
+    /// Of the house's conventions, these alone.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub rules: Option<Vec<String>>,
 }
 
 /// Users among whom the held-out crates are dealt out for sessions.
@@ -59,41 +60,95 @@ fn hold_sessions(args: &Args, sessions: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the fraction of exact matches on held-out crates, with and without the option to decline.
+/// Prints how often suggestions on held-out crates are exactly what was typed. Pauses are `affected` if
+/// what was typed there ends no line of the file as its author wrote it.
 fn suggest(args: &Args) -> anyhow::Result<()> {
-    let mut suggester = Suggester::new(&Checkpoint::read_dir(&args.model)?)?;
     let files = sources::files_of(Split::HeldOut)?;
     ensure!(!files.is_empty(), "there are no held-out files; run `cargo fetch`");
-    let mut rng = StdRng::seed_from_u64(args.seed);
-    let mut prompts = Vec::new();
-    let mut typed = Vec::new();
-    while prompts.len() < args.pauses {
-        let file = &files[rng.random_range(0..files.len())];
-        let lines = pauses::lines(&file.text);
-        let line = lines[rng.random_range(0..lines.len())].clone();
-        let Some(pause) = pauses::on_line(&file.text, line, &mut rng) else {
+    let style = |text: &str| match (args.users, &args.rules) {
+        (Users::Plain, _) => Ok(text.to_owned()),
+        (Users::House, None) => Ok(house_style::restyle(text)),
+        (Users::House, Some(rules)) => house_style::restyle_with(text, rules),
+    };
+    let styled = files
+        .iter()
+        .map(|file| Ok((file.krate.clone() + "/" + &file.path, style(&file.text)?.into())));
+    let users = developer::deal(&styled.collect::<anyhow::Result<Vec<(String, Arc<str>)>>>()?, USERS)?;
+    let mut suggester = Suggester::new(&Checkpoint::read_dir(&args.model)?)?;
+    let (mut prompts, mut pauses) = (Vec::new(), Vec::new());
+    for nth in 0..args.pauses as u64 {
+        let user = nth as usize % USERS;
+        let Some(pause) = developer::pause(&users[user], args.seed, user, nth) else {
             continue;
         };
-        let text = pauses::tail(&file.text, pause.at, CONTEXT_CHARS);
-        let mut ids = suggester.encode(&format!("{text}{}", tokenizer::CUT))?;
-        ids.drain(..ids.len().saturating_sub(suggester.prompt_tokens_max()));
-        prompts.push((ids, [Method::Greedy]));
-        typed.push(&file.text[pause.at..pause.end]);
+        let Some(ids) = suggester.prompt(&pause)? else { continue };
+        let sampled = Method::Sampled {
+            temperature: 1.0,
+            seed: args.seed.wrapping_mul(1 << 32) + nth,
+            suppressed: false,
+        };
+        prompts.push((ids, [Method::Greedy, sampled]));
+        pauses.push(pause);
     }
-    let (mut matched, mut shown, mut matched_shown) = (0, 0, 0);
-    for ([Draft { text, declined, .. }], typed) in suggester.suggest(&prompts)?.iter().zip(typed) {
-        let right = text.trim_end() == typed;
-        matched += u32::from(right);
-        shown += u32::from(!declined);
-        matched_shown += u32::from(right && !declined);
+    let mut counts = [Counts::default(); 2];
+    for (drafts, pause) in suggester.suggest(&prompts)?.iter().zip(&pauses) {
+        let rest = pause.rest().trim_end();
+        let written = &files[pause.part.file].text;
+        let is_affected = !written.lines().any(|line| line.trim_end().ends_with(rest));
+        counts[usize::from(is_affected)].add(drafts, pause);
     }
-    let share = |n: u32, of: u32| f64::from(n) / f64::from(of.max(1));
-    println!(
-        "pauses {}  greedy exact match {:.3}  shown {:.3}  of shown right {:.3}",
-        args.pauses,
-        share(matched, args.pauses as u32),
-        share(shown, args.pauses as u32),
-        share(matched_shown, shown)
-    );
+    let [others, affected] = counts;
+    println!("all       {}", others.plus(affected));
+    println!("affected  {affected}");
+    println!("others    {others}");
     Ok(())
+}
+
+/// Suggestions at some pauses.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    pauses: u32,
+    /// The greedy text is what was typed, declining not allowed.
+    right: u32,
+    /// Greedy, declining allowed.
+    shown: u32,
+    shown_right: u32,
+    /// Sampled at temperature 1, declining allowed.
+    sampled_right: u32,
+}
+
+impl Counts {
+    fn add(&mut self, [greedy, sampled]: &[Draft; 2], pause: &Pause) {
+        let is_right = |draft: &Draft| pause.judge(&draft.text) == Judgment::Right;
+        self.pauses += 1;
+        self.right += u32::from(is_right(greedy));
+        self.shown += u32::from(!greedy.declined);
+        self.shown_right += u32::from(!greedy.declined && is_right(greedy));
+        self.sampled_right += u32::from(!sampled.declined && is_right(sampled));
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            pauses: self.pauses + other.pauses,
+            right: self.right + other.right,
+            shown: self.shown + other.shown,
+            shown_right: self.shown_right + other.shown_right,
+            sampled_right: self.sampled_right + other.sampled_right,
+        }
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of_100 = |n: u32, of: u32| 100.0 * f64::from(n) / f64::from(of.max(1));
+        write!(
+            f,
+            "{} pauses: of 100, greedy right {:.1}, sampled right {:.1}; greedy shown {:.1}, of 100 shown right {:.1}",
+            self.pauses,
+            of_100(self.right, self.pauses),
+            of_100(self.sampled_right, self.pauses),
+            of_100(self.shown, self.pauses),
+            of_100(self.shown_right, self.shown)
+        )
+    }
 }

@@ -10,7 +10,7 @@ pub mod pauses;
 mod sources;
 pub mod tokenizer;
 
-pub use sources::demo_files;
+pub use sources::replayed_files;
 
 /// The code that the demo's model learns from.
 #[derive(Debug, clap::Subcommand)]

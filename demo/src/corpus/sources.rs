@@ -38,10 +38,12 @@ const LINE_CHARS_MAX: usize = 240;
 /// Families whose crates are generated or list constants of an operating system.
 const EXCLUDED: &[&str] = &["windows", "winapi", "linux", "libc", "web", "js", "wasi", "fiat"];
 
-/// The files of the demo split, or of a folder of code in any language.
-pub fn demo_files(corpus: Option<&Path>) -> anyhow::Result<Vec<SourceFile>> {
+/// The files of a folder of code in any language, or else of the demo split, or of the held-out one if
+/// they are for `development`.
+pub fn replayed_files(corpus: Option<&Path>, development: bool) -> anyhow::Result<Vec<SourceFile>> {
     let files = match corpus {
         Some(dir) => files_under(dir)?,
+        None if development => files_of(Split::HeldOut)?,
         None => files_of(Split::Demo)?,
     };
     if files.is_empty() {
@@ -226,7 +228,7 @@ mod tests {
         }
         std::fs::write(dir.path().join("short.py"), "x = 1\n").unwrap();
         std::fs::write(dir.path().join("gen.py"), format!("# @generated\n{text}")).unwrap();
-        let files = demo_files(Some(dir.path())).unwrap();
+        let files = replayed_files(Some(dir.path()), false).unwrap();
         assert_eq!(files.len(), 1);
         assert_eq!(files[0].path, "a.py");
     }

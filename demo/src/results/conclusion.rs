@@ -319,6 +319,7 @@ mod tests {
                 name: name.to_owned(),
                 whole: paired(None),
                 thirds: vec![paired(interval(-0.5, -0.4)), paired(last)],
+                together: paired(last),
             }
         };
         let comparisons = [

@@ -181,6 +181,7 @@ fn references(outcomes: &[Outcome]) -> References {
             name: name.clone(),
             whole: paired(),
             thirds: [(); 3].map(|()| paired()).into(),
+            together: paired(),
         }
     };
     References {

@@ -25,7 +25,7 @@ use self::{
     task::Task,
 };
 use crate::{
-    Args, READY_PATIENCE, Settings, Surface,
+    Args, Dealt, READY_PATIENCE, Settings, Surface,
     arrivals::Arrivals,
     client::{Client, SESSION_SURFACE},
     deal,
@@ -61,7 +61,11 @@ impl Surface {
 /// prints the table and writes the report.
 pub async fn run(args: Args, settings: Settings, pool: PgPool) -> anyhow::Result<()> {
     let rewards = settings.surface.verdicts()?;
-    let (user_parts, others, files) = deal(&args).await?;
+    let Dealt {
+        replayed: user_parts,
+        others,
+        files,
+    } = deal(&args).await?;
     let scope = Scope {
         policy: settings.policy.clone(),
         since: OffsetDateTime::now_utc(),

@@ -104,7 +104,14 @@ fn play(
                 continue;
             };
             let seed = Draws::new("springtide demo session start 1", &[seed, *nth, turn as u64]).seed();
-            prompts.push((ids, [Method::Sampled { temperature, seed }]));
+            prompts.push((
+                ids,
+                [Method::Sampled {
+                    temperature,
+                    seed,
+                    suppressed: false,
+                }],
+            ));
             asking.push((task, session));
         }
         let drafts = suggester.suggest(&prompts)?;

@@ -179,6 +179,10 @@ impl Config {
                 "loss.name must be reinforce_is, ppo_clip or gspo: cross_entropy is for supervised runs",
             ),
             (
+                !matches!(self.loss, Loss::Verdicts { .. }),
+                "loss.name must be reinforce_is, ppo_clip or gspo: verdicts is for accepts and rejects of users",
+            ),
+            (
                 (1..=256).contains(&self.tasks_per_step),
                 "tasks_per_step must be in 1..=256",
             ),
@@ -284,7 +288,12 @@ mod tests {
             (settings.loss, settings.aggregation),
             (config.loss, Aggregation::TokenMean)
         );
-        for loss in [Loss::CrossEntropy, Loss::ReinforceIs { cap: 0.0 }] {
+        let verdicts = Loss::Verdicts {
+            text: 1.0,
+            weight_max: 20.0,
+            cap: 2.0,
+        };
+        for loss in [Loss::CrossEntropy, verdicts, Loss::ReinforceIs { cap: 0.0 }] {
             let config = Config { loss, ..config.clone() };
             assert!(config.check().unwrap_err().starts_with("loss."), "{loss:?}");
         }

@@ -6,7 +6,8 @@
 //! gradient; `behavior` = log μ; `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
 //! tokens is recomputed, so π/μ has no part of another engine's rounding: that is corrected apart
 //! ([`crate::learn::correction`]). log μ of older versions' tokens is the logged one, and π/μ corrects
-//! for both. `lengths`: how many of the tokens each generation has, one after another.
+//! for both. `lengths`: how many of the tokens each generation has, one after another. π(d) is the probability
+//! of declining instead of the token.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;
@@ -28,6 +29,9 @@ pub enum Loss {
     /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
     /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
     Gspo { low: f64, high: f64 },
+    /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The text learns by the likelihood of
+    /// the verdicts, times `text`; whether to decline learns by REINFORCE with a truncated importance weight.
+    Verdicts { text: f64, weight_max: f64, cap: f64 },
     /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
     /// log-probabilities are not used.
     CrossEntropy,
@@ -45,6 +49,9 @@ impl Loss {
             Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
                 Err("loss.low and loss.high must be finite and above 0")
             }
+            Loss::Verdicts { text, weight_max, cap } if ![text, weight_max, cap].into_iter().all(positive) => {
+                Err("loss.text, loss.weight_max and loss.cap must be finite and above 0")
+            }
             _ => Ok(()),
         }
     }
@@ -55,17 +62,38 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
-    /// The loss of each trained token, before aggregation. All tensors are f32 of the same length, which is
-    /// the sum of `lengths`.
+    /// The loss of each trained token, before aggregation.
     #[cfg(feature = "torch")]
-    pub fn terms(&self, logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64]) -> Terms {
+    pub fn terms(&self, tokens: &Tokens<'_>) -> Terms {
+        let Tokens {
+            logp,
+            behavior,
+            advantage,
+            lengths,
+            ..
+        } = *tokens;
         match *self {
             Loss::Gspo { low, high } => gspo(logp, behavior, advantage, lengths, low, high),
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
             Loss::PpoClip { low, high, dual } => ppo_clip(logp, behavior, advantage, low, high, dual),
+            Loss::Verdicts { text, weight_max, cap } => verdicts(tokens, text, weight_max, cap),
             Loss::CrossEntropy => cross_entropy(logp, advantage),
         }
     }
+}
+
+/// The trained tokens of a micro-batch. All tensors have one value per token, which are the sum of `lengths`.
+#[cfg(feature = "torch")]
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    pub logp: &'a Tensor,
+    pub behavior: &'a Tensor,
+    pub advantage: &'a Tensor,
+    pub lengths: &'a [i64],
+    /// log π(d), with gradient. −∞ if the policy cannot decline.
+    pub decline: &'a Tensor,
+    /// Whether the token is the decline: 1 or 0.
+    pub is_decline: &'a Tensor,
 }
 
 /// How the losses of a cohort's tokens are averaged.
@@ -166,6 +194,41 @@ pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64
     let mean = Tensor::cat(&means.collect::<Vec<_>>(), 0);
     let s = mean.exp() * (logp - &constant).exp();
     clip(&s, advantage, low, high)
+}
+
+/// The sum of two losses over the tokens of a generation y.
+///
+/// *Text.* The user types y with probability q(y) = Π π/(1 − π(d)), the probability of y if nothing is declined. So an
+/// accept has probability q(y) and a reject 1 − q(y). The loss is −`text` log q(y) or −`text` log(1 − q(y)), whose gradient is
+/// that of `text` sg(q/(1 − q)) log q(y); that weight is truncated at `weight_max`. What users say of y has this likelihood whoever
+/// sampled it, so there is no importance weight: older versions' samples count in full. A rare text that is rejected says little,
+/// and moves little. Unlikelihood of whole texts: Welleck et al. 2020.
+///
+/// *Whether to decline.* −sg(min(ρ, cap)) A log(1 − π(d)) for each token that is no decline, and with log π(d) for the decline;
+/// ρ = exp(Σ log π − log μ) over y. REINFORCE, for that decision alone (Williams 1992).
+#[cfg(feature = "torch")]
+fn verdicts(tokens: &Tokens<'_>, text: f64, weight_max: f64, cap: f64) -> Terms {
+    const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
+    let of_generations = |per_token: &Tensor| {
+        let sums = per_token.split_with_sizes(tokens.lengths, 0);
+        let sums = sums.iter().map(|part| part.sum(Kind::Float).expand_as(part));
+        Tensor::cat(&sums.collect::<Vec<_>>(), 0)
+    };
+    let writes = 1.0 - tokens.is_decline;
+    let goes_on = (-tokens.decline.exp().clamp_max(PROBABILITY_MAX)).log1p();
+    let text_logp = (tokens.logp - &goes_on) * &writes;
+    let q = of_generations(&text_logp.detach()).exp().clamp_max(PROBABILITY_MAX);
+    let odds: Tensor = &q / (1.0 - &q);
+    let of_reject = -odds.clamp_max(weight_max);
+    let accepted = tokens.advantage.gt(0.0).to_kind(Kind::Float);
+    let rejected = tokens.advantage.lt(0.0).to_kind(Kind::Float);
+    let text_weight = (accepted + of_reject * rejected) * text;
+    let decision = goes_on * &writes + tokens.logp * tokens.is_decline;
+    let rho = of_generations(&log_ratio(&tokens.logp.detach(), tokens.behavior)).exp();
+    Terms {
+        per_token: -(text_weight * text_logp) - rho.clamp_max(cap) * tokens.advantage * decision,
+        clipped: rho.gt(cap).to_kind(Kind::Float),
+    }
 }
 
 /// max(−A r, −A clip(r, 1 − low, 1 + high)).
@@ -307,6 +370,34 @@ mod tests {
         close(&logp.grad(), &[-2.0, -2.0, 0.0]);
     }
 
+    #[test]
+    fn verdicts_are_learned_from_by_their_likelihood() {
+        // an accepted text of two tokens, a rejected one, a decline; declining has a probability of 1/2 everywhere
+        let logp = leaf(&logs(&[0.25, 0.4, 0.25, 0.5]));
+        let decline = leaf(&logs(&[0.5; 4]));
+        let advantage = constant(&[0.75, 0.75, -0.25, 0.1]);
+        let behavior = constant(&logs(&[0.5, 0.4, 0.25, 0.5]));
+        let terms = verdicts(
+            &Tokens {
+                logp: &logp,
+                behavior: &behavior,
+                advantage: &advantage,
+                lengths: &[2, 1, 1],
+                decline: &decline,
+                is_decline: &constant(&[0.0, 0.0, 0.0, 1.0]),
+            },
+            1.0,
+            2.0,
+            2.0,
+        );
+        terms.per_token.sum(Kind::Float).backward();
+        // accepted: weight 1; rejected: q = 1/2, so q/(1 − q) = 1; the decline is a decision alone
+        close(&logp.grad(), &[-1.0, -1.0, 1.0, -0.1]);
+        // d log(1 − π(d)) / d log π(d) = −1 at 1/2. text: +1 per unit of weight; the decision of the first has ρ = 1/2
+        close(&decline.grad(), &[-1.0 + 0.375, -1.0 + 0.375, 1.0 - 0.25, 0.0]);
+        close(&terms.clipped, &[0.0; 4]);
+    }
+
     #[derive(Deserialize)]
     struct Golden {
         method: String,
@@ -346,10 +437,18 @@ mod tests {
                 .collect();
             let logp = leaf(&case.policy.concat());
             let old = constant(&case.old.concat());
-            let terms = loss.terms(&logp, &old, &constant(&advantage), &lengths);
+            let advantage = constant(&advantage);
+            let terms = loss.terms(&Tokens {
+                logp: &logp,
+                behavior: &old,
+                advantage: &advantage,
+                lengths: &lengths,
+                decline: &(advantage.zeros_like() + f64::NEG_INFINITY),
+                is_decline: &advantage.zeros_like(),
+            });
             let counts = Counts {
                 trajectories: lengths.len(),
-                tokens: advantage.len(),
+                tokens: advantage.numel(),
             };
             let total = terms.per_token.sum(Kind::Float) / aggregation.denominator(counts);
             total.backward();

@@ -1,6 +1,6 @@
 -- The oldest queued trajectories, by their last generation: the next to be checked and to join the
--- cohort. A generation must be the head's. An episode needs a turn of one of the given versions; the
--- last of those stands for it here. Two things end a surface's cohort, so that neither fast feedback
+-- cohort. A generation must be of one of the given versions. An episode needs a turn of one of them;
+-- the last of those stands for it here. Two things end a surface's cohort, so that neither fast feedback
 -- nor short answers nor short sessions are favored:
 -- - the oldest of its generations and episodes that are still open, an episode by the last of its
 --   turns so far that could be trained on;
@@ -13,7 +13,7 @@
 -- Nothing here says that a trajectory may be trained on: faults.sql does, for each of its
 -- generations, whatever their age. A cohort fills over several calls: its members stay, and a row
 -- that appears later is added after them, even if its id is smaller. Parameters: policy, learning
--- alias, versions that turns of episodes may come from (the head first), maximum rows, last
+-- alias, versions that they may come from (the head first), maximum rows, last
 -- generations of trajectories to skip, surfaces that were timed, how long their answers take in
 -- seconds.
 with admitted as (
@@ -38,8 +38,7 @@ boundary as materialized (
                   and o.generation_id >= (select oldest from admitted)
                   -- no join, so that Postgres asks for the oldest ones only, one by one
                   and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = $2
-                              and case when o.episode_id is null then waiting.version = ($3::bigint[])[1]
-                                       else waiting.version = any ($3) end
+                              and waiting.version = any ($3)
                               and waiting.consent
                               and waiting.tenant_id = any ((select consenting_tenants($1))::text[])
                               and provenance_fault(waiting.sampler, waiting.replica, waiting.policy, waiting.arm,
@@ -79,16 +78,14 @@ cross join lateral ( -- each version's rows by the index, in order
       -- the end of the index range
       and g.id < (select b.id from boundary b order by b.id desc limit 1)
       and g.id < (select b.id from boundary b where b.surface = g.surface)
-      and case
-              when t.episode_id is null then g.version = ($3::bigint[])[1]
-              else not exists (
-                  select from trajectory later
-                  join generation turn on turn.id = later.generation_id
-                  where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
-                    and later.reward is not null
-                    and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = $2 and turn.version = any ($3)
-                    and not exists (select from disposition d where d.generation_id = turn.id))
-          end
+      -- the last of its episode for which all of this holds
+      and (t.episode_id is null or not exists (
+          select from trajectory later
+          join generation turn on turn.id = later.generation_id
+          where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
+            and later.reward is not null
+            and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = $2 and turn.version = any ($3)
+            and not exists (select from disposition d where d.generation_id = turn.id)))
     order by g.id
     limit $4
 ) as candidate

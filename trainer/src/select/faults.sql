@@ -1,8 +1,8 @@
 -- Which of these trajectories may not be trained on, and why. Every trajectory passes here before it
 -- becomes a sample, of production and of offline runs, whatever its age. What needs the whole prompt
 -- or the signature is checked after it (context.rs). Some of these codes are for a whole episode if
--- one of its turns has them (queue.rs). Parameters: generation ids, the versions that turns of
--- episodes may come from, the head first (null: samples of any version will do), context in tokens,
+-- one of its turns has them (queue.rs). Parameters: generation ids, the versions that they
+-- may come from, the head first (null: samples of any version will do), context in tokens,
 -- size of the vocabulary, whether the model is dense; who has reached a cap: tenants and user keys
 -- (pairs, in two arrays; requests without a user have one key), tenants, surfaces, replicas; whether
 -- turns' own rewards count; what turns are credited with (ids, and values of the same number).
@@ -14,9 +14,6 @@ from (
                -- a harness's surface pays what its grader says; users must not be able to
                when g.purpose = 'production' and (g.surface = 'rollout' or w.definition ->> 'purpose' = 'rollout')
                    then 'quarantined_surface'
-               -- a single generation has staleness 0
-               when g.purpose = 'production' and t.episode_id is null
-                    and (g.version_oldest <> ($2::bigint[])[1] or g.version <> ($2::bigint[])[1]) then 'stale'
                when g.purpose = 'production' and (g.version_oldest <> all ($2) or g.version <> all ($2)) then 'stale'
                when f.provenance is not null then f.provenance
                -- the sink has verified the signature

@@ -1,14 +1,12 @@
 -- Production generations that no cohort of this run will take, with the reason. What remains is the
 -- queue: it is checked when its turn comes (faults.sql). Open episodes have no trajectories, so
--- their turns wait. Parameters: policy, learning alias, versions that turns of episodes may come
+-- their turns wait. Parameters: policy, learning alias, versions that they may come
 -- from (the head first), run, oldest generation id to look at, maximum rows.
 with candidate as (
     select g.id,
            case
                -- other arms are kept for comparison
                when g.arm <> $2 then 'other_arm'
-               -- a single generation has staleness 0
-               when t.episode_id is null and (g.version_oldest <> ($3::bigint[])[1] or g.version <> ($3::bigint[])[1]) then 'stale'
                when g.version_oldest <> all ($3) or g.version <> all ($3) then 'stale'
                -- so that a flood of them takes nobody's turn
                when g.sampler is null then 'unproven'

@@ -141,11 +141,14 @@ fn skill(capability: &Capability) -> Markup {
 fn differences(references: &References) -> Markup {
     html! {
         @if !references.comparisons.is_empty() {
-            p { "The learning arm minus each reference, on the same pauses. Green: clearly more. Red: clearly less." }
+            p {
+                "The learning arm minus each reference, on the same pauses; in the last column all users outside the frozen arm. \
+                 Green: clearly more. Red: clearly less."
+            }
             div .card { table .numbers {
                 thead { tr {
                     th { "reference" } th { "reward, whole run" } th { "first third" } th { "second third" } th { "last third" }
-                    th { "accepts per 100, whole run" }
+                    th { "accepts per 100, whole run" } th { "all users, last third" }
                 } }
                 tbody { @for comparison in &references.comparisons { (row(comparison)) } }
             } }
@@ -160,6 +163,7 @@ fn row(comparison: &Comparison) -> Markup {
             (cell(comparison.whole.reward, 3))
             @for third in &comparison.thirds { (cell(third.reward, 3)) }
             (cell(comparison.whole.accepts_per_100, 1))
+            (cell(comparison.together.reward, 3))
         }
     }
 }

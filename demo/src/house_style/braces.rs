@@ -1,99 +1,74 @@
-//! `--users house`: a team whose formatter is set up differently from the code that the base model
-//! was trained on. Files are rewritten as rustfmt would write them with
-//!
-//! ```toml
-//! brace_style = "AlwaysNextLine"          # of items: fn, struct, enum, trait, impl, mod …
-//! control_brace_style = "AlwaysNextLine"  # of if, else, match, for, while, loop
-//! match_block_trailing_comma = true       # `},` after a block that is a match arm
-//! space_before_colon = true               # `x : u32`
-//! ```
-//!
-//! The base is then often wrong in a way that all these users share. To serve them better, the
-//! policy must learn other tokens; declining more often is not enough.
-//!
-//! The rewrite works line by line on files that rustfmt has formatted, because indentation then
-//! shows which lines belong together. Comments and unknown constructs stay unchanged.
+//! The rule `braces`. It works line by line on files that rustfmt has formatted, because
+//! indentation then shows which lines belong together. Unknown constructs stay unchanged.
+
+use super::scan::{Kind, Line, Scan};
 
 /// Words that an item begins with, after its qualifiers.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "union", "trait", "impl", "mod", "where"];
 const QUALIFIERS: &[&str] = &["pub", "default", "const", "async", "unsafe", "extern", "auto"];
 const CONTROLS: &[&str] = &["if", "else", "match", "for", "while", "loop"];
 
-/// Rewrites one Rust file in the house style.
-pub fn restyle(text: &str) -> String {
+/// Items and control structures open their block on the next line; a block that is a match arm is
+/// followed by a comma. In rustfmt's words:
+///
+/// ```toml
+/// brace_style = "AlwaysNextLine"          # of items: fn, struct, enum, trait, impl, mod …
+/// control_brace_style = "AlwaysNextLine"  # of if, else, match, for, while, loop
+/// match_block_trailing_comma = true       # `},` after a block that is a match arm
+/// ```
+pub fn braces(text: &str) -> String {
+    let scan = Scan::new(text);
     let mut out = String::with_capacity(text.len() + text.len() / 8);
     // Indentations of match arms whose block is open.
     let mut match_arms: Vec<usize> = Vec::new();
+    // Indentation of the arms of `macro_rules!`, which take no comma.
+    let mut macro_arms = None;
+    let mut start = 0;
     for line in text.split_inclusive('\n') {
         let code = line.trim_end();
         let newline = &line[code.len()..];
         let word = code.trim_start();
         let indent = &code[..code.len() - word.len()];
+        let first = start + indent.len();
+        let is_code = !scan.continues(Line { start, text: code }) && scan.kind(first) != Some(Kind::Comment);
+        let ends_in_code = scan.is_code((start + code.len()).saturating_sub(1));
+        start += line.len();
+        if !is_code || !ends_in_code {
+            out.push_str(line);
+            continue;
+        }
         let closed_an_arm = word.starts_with('}') && match_arms.last() == Some(&indent.len());
         if closed_an_arm {
             match_arms.pop();
         }
         if word == "}" && closed_an_arm {
-            out.push_str(code);
-            out.push(',');
-            out.push_str(newline);
+            out.extend([code, ",", newline]);
             continue;
         }
-        if word.ends_with("=> {") && !is_comment(word) {
+        if word.starts_with("macro_rules!") {
+            macro_arms = Some(indent.len() + 4);
+        } else if word.starts_with('}') && macro_arms == Some(indent.len() + 4) {
+            macro_arms = None;
+        }
+        if word.ends_with("=> {") && macro_arms != Some(indent.len()) {
             match_arms.push(indent.len());
         }
         match word.strip_suffix(" {") {
-            Some(head) if !is_comment(word) && opens_a_block(head) => {
-                let head = &space_before_colons(head);
+            Some(head) if opens_a_block(head) => {
                 // `} else {` becomes three lines: the closing brace gets its own line too.
                 let head = match head.strip_prefix("} ") {
                     Some(rest) => {
-                        out.push_str(indent);
-                        out.push_str("}\n");
+                        out.extend([indent, "}\n"]);
                         rest
                     }
                     None => head,
                 };
                 out.extend([indent, head, "\n", indent, "{", newline]);
             }
-            _ => out.extend([indent, &space_before_colons(word), newline]),
+            _ => out.push_str(line),
         }
     }
     out
-}
-
-/// `x: u32` → `x : u32`, except in attributes, comments, string literals and labels (`'a: loop`).
-fn space_before_colons(code: &str) -> String {
-    let mut out = String::with_capacity(code.len() + 4);
-    let (mut quoted, mut escaped) = (false, false);
-    let attribute = code.starts_with('#');
-    for (at, c) in code.char_indices() {
-        if !quoted && code[at..].starts_with("//") {
-            out.push_str(&code[at..]);
-            break;
-        }
-        let before = &code[..at];
-        if c == ':' && !quoted && !attribute && code[at + 1..].starts_with(' ') && names_something(before) {
-            out.push(' ');
-        }
-        out.push(c);
-        quoted ^= c == '"' && !escaped && !before.ends_with('\'');
-        escaped = c == '\\' && !escaped;
-    }
-    out
-}
-
-/// Whether a type or a value can follow a colon here.
-fn names_something(before: &str) -> bool {
-    let word = before
-        .rsplit(|c: char| !(c.is_alphanumeric() || c == '_' || c == '\''))
-        .next();
-    let label = word.is_some_and(|word| word.starts_with('\'') && before.len() == word.len());
-    !label && before.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ')' | ']' | '>' | '}'))
-}
-
-fn is_comment(word: &str) -> bool {
-    ["//", "/*", "* "].iter().any(|mark| word.starts_with(mark))
 }
 
 /// Whether a line that ended in ` {` opens the block of an item or a control structure. `head` is
@@ -125,7 +100,7 @@ mod tests {
 
     #[test]
     fn items_and_control_structures_open_their_block_on_the_next_line() {
-        let text = "\
+        let text = r#"
 pub(crate) fn f(x: u32) -> u32 {
     if x > 1 {
         g();
@@ -136,7 +111,7 @@ pub(crate) fn f(x: u32) -> u32 {
     }
     let z = match x {
         0 => 1,
-        _ => {
+        "_" => {
             2
         }
     };
@@ -144,9 +119,9 @@ pub(crate) fn f(x: u32) -> u32 {
         x: z,
     }
 }
-";
-        let want = "\
-pub(crate) fn f(x : u32) -> u32
+"#;
+        let want = r#"
+pub(crate) fn f(x: u32) -> u32
 {
     if x > 1
     {
@@ -161,46 +136,44 @@ pub(crate) fn f(x : u32) -> u32
     let z = match x
     {
         0 => 1,
-        _ => {
+        "_" => {
             2
         },
     };
     Point {
-        x : z,
+        x: z,
     }
 }
-";
-        assert_eq!(restyle(text), want);
+"#;
+        assert_eq!(braces(text), want);
+        assert_eq!(braces(want), want);
     }
 
     #[test]
     fn only_a_block_that_is_an_arm_gets_its_comma() {
-        let text = "macro_rules! m {\n    () => {\n        x\n    };\n}\nimpl T\n{\n    fn f()\n    {\n    }\n}\n";
-        assert_eq!(restyle(text), text);
+        let text =
+            "macro_rules! m {\n    () => {\n        x\n    };\n    (y) => {\n        x\n    }\n}\nimpl T\n{\n}\n";
+        assert_eq!(braces(text), text);
     }
 
     #[test]
     fn other_lines_stay_as_they_are() {
         for text in [
             "// if x {\n",
+            "/*\nif x {\n*/\n",
+            "let s = \"\nif x {\n\";\n",
             "use a::{\n    b,\n};\n",
             "let p = Point {\n",
-            "let s = \"a: b\"; // c: d\n",
-            "#[arg(value: x)]\n",
             "std::mem::take(x)\n",
             "loop\n",
             "struct S;\n",
         ] {
-            assert_eq!(restyle(text), text);
+            assert_eq!(braces(text), text);
         }
-        assert_eq!(restyle(") -> u32 {\n"), ") -> u32\n{\n");
-        assert_eq!(restyle("    'a: loop {"), "    'a: loop\n    {");
+        assert_eq!(braces(") -> u32 {\n"), ") -> u32\n{\n");
+        assert_eq!(braces("    'a: loop {"), "    'a: loop\n    {");
         assert_eq!(
-            restyle("fn f<T: Copy>(x: T, y: &'a T)"),
-            "fn f<T : Copy>(x : T, y : &'a T)"
-        );
-        assert_eq!(
-            restyle("unsafe impl<T> Send for X<T> {\n"),
+            braces("unsafe impl<T> Send for X<T> {\n"),
             "unsafe impl<T> Send for X<T>\n{\n"
         );
     }

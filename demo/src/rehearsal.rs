@@ -1,0 +1,342 @@
+//! `springtide rehearse`: what a run of the demo learns, without the stack. Users, sampler and learner
+//! are in one process. Time is simulated: answers come after the horizon, a step takes as long as the
+//! arguments say, and meanwhile users get the version before. Nothing is shed, nothing is
+//! exact-once, and one arm alone learns. For choosing parameters on users whom no reported run has.
+
+mod figures;
+mod queue;
+
+use std::{num::NonZero, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::ensure;
+use artifact::checkpoint::Checkpoint;
+
+use crate::{
+    args::{Corpus, Dealt, positive},
+    arrivals::{Arrival, Arrivals},
+    corpus::tokenizer::EOL,
+    developer::{self, FilePart, Pause},
+    random::Draws,
+    references::Tried,
+    shuffle::Shuffle,
+    stats::{Judgment, Observation},
+    suggester::{Draft, Method, Suggester},
+};
+use figures::{Period, Report};
+use queue::{Queue, Waiting};
+
+/// Learns from simulated users as fast as this machine can, to choose parameters with.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub corpus: Corpus,
+    /// Simulated minutes.
+    #[arg(long, default_value_t = 10.0, value_parser = positive::<f64>)]
+    pub minutes: f64,
+    /// Mean pauses per second, over all users.
+    #[arg(long, default_value_t = 16.0, value_parser = positive::<f64>)]
+    pub rate: f64,
+    /// Share of the users who have the learning arm. The others are not simulated.
+    #[arg(long, default_value_t = 0.3, value_parser = share)]
+    pub learner: f64,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Price of showing a wrong suggestion.
+    #[arg(long, default_value_t = 0.25, value_parser = share)]
+    pub tau: f64,
+    /// Sampling temperature of the learning arm.
+    #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
+    pub temperature: f32,
+    /// Share of the requests that must not decline.
+    #[arg(long, default_value_t = 0.02, value_parser = share)]
+    pub explore: f64,
+    /// How long an answer is waited for, in seconds.
+    #[arg(long, default_value_t = 3.0, value_parser = positive::<f64>)]
+    pub horizon: f64,
+    /// From a full cohort until its version is served, in seconds.
+    #[arg(long, default_value_t = 4.0, value_parser = positive::<f64>)]
+    pub step_seconds: f64,
+    /// What is learned from.
+    #[arg(long, value_enum, default_value_t = Signal::Answers)]
+    pub signal: Signal,
+    /// Pauses of other users at which versions are tried.
+    #[arg(long, default_value = "1500", value_parser = at_least_one)]
+    pub pauses: NonZero<usize>,
+    /// Simulated minutes between two of these trials.
+    #[arg(long, default_value_t = 10.0, value_parser = positive::<f64>)]
+    pub every: f64,
+    /// Where to write the figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Where to write the last version as a Hugging Face folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Signal {
+    /// Accepts and rejects.
+    Answers,
+    /// Answers to other suggestions: nothing to learn.
+    Permuted,
+    /// What was really typed, at every pause: the supervised bound.
+    Typed,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    (0.0..=1.0)
+        .contains(&value)
+        .then_some(value)
+        .ok_or_else(|| "must be from 0 to 1".to_owned())
+}
+
+fn at_least_one(text: &str) -> Result<NonZero<usize>, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+/// One suggestion, with what its user said.
+#[derive(Debug, Clone)]
+pub struct Trajectory {
+    pub user: usize,
+    pub prompt: Vec<u32>,
+    pub tokens: Vec<u32>,
+    /// log μ of each token, nats.
+    pub log_probs: Vec<f32>,
+    pub temperature: f32,
+    pub declined: bool,
+    /// It had to be shown: declining was masked.
+    pub suppressed: bool,
+    pub reward: f64,
+    /// Steps between the version that sampled it and the head.
+    pub staleness: u64,
+}
+
+/// What makes new versions of trajectories.
+pub trait Learner {
+    fn checkpoint(&self) -> Arc<Checkpoint>;
+    /// Trajectories of a step.
+    fn cohort_size(&self) -> usize;
+    /// The most steps that a trajectory may be behind the head.
+    fn staleness_max(&self) -> u64;
+    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Step>;
+    /// Its settings, for the report.
+    fn settings(&self) -> serde_json::Value;
+}
+
+/// What a step measured.
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
+pub struct Step {
+    /// Nats, of the policy before.
+    pub entropy: f64,
+    pub gradient_norm: f64,
+    /// KL(old‖new), nats per token.
+    pub kl: f64,
+}
+
+/// Rehearses, prints a line for each minute, and returns when the time is over.
+pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
+    ensure!(args.minutes >= 1.0, "--minutes must be at least 1");
+    let Dealt {
+        replayed: user_parts,
+        others,
+        ..
+    } = args.corpus.deal()?;
+    let first = user_parts.len();
+    let base = learner.checkpoint();
+    let try_out = |checkpoint: &Checkpoint| {
+        let (others, pauses) = (others.as_slice(), args.pauses.get());
+        Tried::at_pauses_of(
+            checkpoint,
+            (others, first),
+            pauses,
+            args.temperature,
+            args.seed,
+            args.tau,
+        )
+    };
+    let tried = try_out(&base)?;
+    let mut report = Report::new(args, learner.settings(), tried);
+    println!("{}", report.base());
+    let learners = ((first as f64) * args.learner).round().max(1.0) as usize;
+    let rate = args.rate * learners as f64 / first as f64;
+    let mut stage = Stage {
+        args,
+        user_parts: &user_parts[..learners],
+        suggester: Suggester::new(&base)?,
+        shuffle: (args.signal == Signal::Permuted).then(|| Shuffle::new(args.seed)),
+        version: 0,
+        queue: Queue::default(),
+    };
+    let length = Duration::from_secs_f64(60.0 * args.minutes);
+    let mut arrivals = Arrivals::new(args.seed, rate, length, learners).peekable();
+    let mut head = 0;
+    let mut publishing: Option<(f64, Arc<Checkpoint>)> = None;
+    let mut period = Period::default();
+    for now in 0..length.as_secs_f64().ceil() as u64 {
+        let now = now as f64;
+        if let Some((_, checkpoint)) = publishing.take_if(|(at, _)| *at <= now) {
+            stage.suggester = Suggester::new(&checkpoint)?;
+            stage.version = head;
+        }
+        let mut arrived = Vec::new();
+        while let Some(arrival) = arrivals.next_if(|arrival| arrival.at.as_secs_f64() < now + 1.0) {
+            arrived.push(arrival);
+        }
+        stage.suggest(&arrived, &mut period)?;
+        if publishing.is_none()
+            && let Some(cohort) = {
+                period.stale += stage.queue.drop_stale(head, learner.staleness_max());
+                stage.queue.cohort(now, head, learner.cohort_size())
+            }
+        {
+            let step = learner.learn(&cohort)?;
+            head += 1;
+            period.add_step(&cohort, step);
+            publishing = Some((now + args.step_seconds, learner.checkpoint()));
+        }
+        let minute = (now + 1.0) / 60.0;
+        if minute.fract() == 0.0 {
+            println!("{}", report.add(minute, std::mem::take(&mut period)));
+        }
+        let is_last = now + 1.0 >= length.as_secs_f64();
+        if minute.rem_euclid(args.every) == 0.0 && !is_last {
+            println!("{}", report.tried(minute, head, &try_out(&learner.checkpoint())?));
+        }
+    }
+    let last = learner.checkpoint();
+    println!("{}", report.tried(args.minutes, head, &try_out(&last)?));
+    if let Some(dir) = &args.out {
+        last.write_dir(dir)?;
+    }
+    args.report.as_deref().map_or(Ok(()), |file| report.write(file))
+}
+
+/// The users, and what serves them.
+struct Stage<'a> {
+    args: &'a Args,
+    user_parts: &'a [Vec<FilePart>],
+    suggester: Suggester,
+    shuffle: Option<Shuffle>,
+    /// Steps behind the version that is served.
+    version: u64,
+    queue: Queue,
+}
+
+impl Stage<'_> {
+    /// Answers the pauses of a second.
+    fn suggest(&mut self, arrived: &[Arrival], period: &mut Period) -> anyhow::Result<()> {
+        let args = self.args;
+        let (mut pauses, mut prompts) = (Vec::new(), Vec::new());
+        for arrival in arrived {
+            let Some(pause) = developer::pause(&self.user_parts[arrival.user], args.seed, arrival.user, arrival.nth)
+            else {
+                continue;
+            };
+            let Some(ids) = self.suggester.prompt(&pause)? else {
+                continue;
+            };
+            let mut draws = Draws::new(
+                "springtide rehearse suggestion 1",
+                &[args.seed, arrival.user as u64, arrival.nth],
+            );
+            let sampled = Method::Sampled {
+                temperature: args.temperature,
+                seed: draws.seed(),
+                suppressed: draws.chance(args.explore),
+            };
+            prompts.push((ids, [sampled]));
+            pauses.push((arrival, pause));
+        }
+        let drafts = match args.signal {
+            Signal::Typed => Vec::new(), // nobody asks
+            _ => self.suggester.suggest(&prompts)?,
+        };
+        let mut drafts = drafts.into_iter();
+        for ((arrival, pause), (prompt, [method])) in pauses.into_iter().zip(prompts) {
+            let trajectory = match drafts.next() {
+                None => Some(self.typed(arrival.user, &pause, prompt)?),
+                Some([draft]) => {
+                    let suppressed = matches!(method, Method::Sampled { suppressed: true, .. });
+                    let observation = observe(arrival.user, &pause, &draft);
+                    period.see(observation, args.tau);
+                    self.answered(observation, prompt, draft, suppressed)
+                }
+            };
+            let Some(trajectory) = trajectory else {
+                period.unanswered += 1;
+                continue;
+            };
+            self.queue.push(Waiting {
+                ready: arrival.at.as_secs_f64() + args.horizon,
+                version: self.version,
+                trajectory,
+            });
+        }
+        Ok(())
+    }
+
+    /// `None`: nobody answered.
+    fn answered(
+        &self,
+        observation: Observation,
+        prompt: Vec<u32>,
+        draft: Draft,
+        suppressed: bool,
+    ) -> Option<Trajectory> {
+        if observation.judgment != Judgment::Declined && !observation.answers {
+            return None;
+        }
+        let judgment = match &self.shuffle {
+            Some(shuffle) if observation.judgment != Judgment::Declined => shuffle.swap(observation.judgment),
+            _ => observation.judgment,
+        };
+        let said = Observation {
+            judgment,
+            ..observation
+        };
+        Some(Trajectory {
+            user: observation.user,
+            prompt,
+            tokens: draft.tokens,
+            log_probs: draft.log_probs,
+            temperature: self.args.temperature,
+            declined: draft.declined,
+            suppressed,
+            reward: said.reward(self.args.tau),
+            staleness: 0,
+        })
+    }
+
+    /// What the user typed, as if it had been suggested and accepted.
+    fn typed(&self, user: usize, pause: &Pause, prompt: Vec<u32>) -> anyhow::Result<Trajectory> {
+        let tokens = self.suggester.encode(&format!("{}{EOL}", pause.rest().trim_end()))?;
+        let tokens: Vec<u32> = tokens
+            .into_iter()
+            .take(self.suggester.suggestion_tokens_max())
+            .collect();
+        Ok(Trajectory {
+            user,
+            prompt,
+            log_probs: vec![0.0; tokens.len()],
+            tokens,
+            temperature: 1.0,
+            declined: false,
+            suppressed: false,
+            reward: 1.0,
+            staleness: 0,
+        })
+    }
+}
+
+fn observe(user: usize, pause: &Pause, draft: &Draft) -> Observation {
+    Observation {
+        user,
+        answers: pause.answers,
+        judgment: match draft.declined {
+            true => Judgment::Declined,
+            false => pause.judge(&draft.text),
+        },
+    }
+}

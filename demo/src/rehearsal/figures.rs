@@ -1,0 +1,167 @@
+//! The figures of a rehearsal.
+
+use std::path::Path;
+
+use anyhow::Context;
+use report::number::{decimal, interval};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Args, Step, Trajectory};
+use crate::{
+    references::Tried,
+    stats::{ArmStats, Observation},
+};
+
+/// What happened in a minute.
+#[derive(Debug, Default)]
+pub struct Period {
+    seen: Vec<Observation>,
+    tau: f64,
+    /// Suggestions that nobody answered.
+    pub unanswered: usize,
+    /// Trajectories that were too old for the step that would have come.
+    pub stale: usize,
+    trained: usize,
+    /// Of those, from older versions than the head.
+    trained_older: usize,
+    steps: Vec<Step>,
+}
+
+impl Period {
+    pub fn see(&mut self, observation: Observation, tau: f64) {
+        self.seen.push(observation);
+        self.tau = tau;
+    }
+
+    pub fn add_step(&mut self, cohort: &[Trajectory], step: Step) {
+        self.trained += cohort.len();
+        self.trained_older += cohort.iter().filter(|one| one.staleness > 0).count();
+        self.steps.push(step);
+    }
+}
+
+/// A line of the report: what users got, and what was trained on.
+#[derive(Debug, Serialize)]
+struct Minute {
+    minute: f64,
+    reward: Option<f64>,
+    accepts_per_100: Option<f64>,
+    show_rate: Option<f64>,
+    steps: usize,
+    trained: usize,
+    trained_older: usize,
+    stale: usize,
+    unanswered: usize,
+    entropy: Option<f64>,
+    gradient_norm: Option<f64>,
+    kl: Option<f64>,
+}
+
+pub struct Report {
+    arguments: Value,
+    settings: Value,
+    base: Tried,
+    minutes: Vec<Minute>,
+    trials: Vec<Value>,
+}
+
+impl Report {
+    pub fn new(args: &Args, settings: Value, base: Tried) -> Self {
+        let arguments = json!({
+            "users": args.corpus.users, "development": args.corpus.development, "seed": args.seed,
+            "minutes": args.minutes, "rate": args.rate, "learner": args.learner, "tau": args.tau,
+            "temperature": args.temperature, "explore": args.explore, "horizon": args.horizon,
+            "step_seconds": args.step_seconds, "signal": args.signal, "pauses": args.pauses,
+        });
+        Self {
+            arguments,
+            settings,
+            base,
+            minutes: Vec::new(),
+            trials: Vec::new(),
+        }
+    }
+
+    /// The base at other users' pauses, and the heading of the lines that follow.
+    pub fn base(&self) -> String {
+        format!(
+            "base: {}\n{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7}",
+            self.base,
+            "minute",
+            "reward",
+            "accepts",
+            "shown",
+            "steps",
+            "trained",
+            "older",
+            "stale",
+            "entropy",
+            "norm",
+            "kl"
+        )
+    }
+
+    pub fn add(&mut self, minute: f64, period: Period) -> String {
+        let stats = ArmStats::of(period.seen, period.tau);
+        let mean = |of: fn(&Step) -> f64| {
+            let count = period.steps.len() as f64;
+            (count > 0.0).then(|| period.steps.iter().map(of).sum::<f64>() / count)
+        };
+        let one = Minute {
+            minute,
+            reward: stats.reward_mean,
+            accepts_per_100: stats.accepts_per_100,
+            show_rate: stats.show_rate,
+            steps: period.steps.len(),
+            trained: period.trained,
+            trained_older: period.trained_older,
+            stale: period.stale,
+            unanswered: period.unanswered,
+            entropy: mean(|step| step.entropy),
+            gradient_norm: mean(|step| step.gradient_norm),
+            kl: mean(|step| step.kl),
+        };
+        let line = format!(
+            "{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7}",
+            one.minute,
+            decimal(one.reward, 3),
+            decimal(one.accepts_per_100, 1),
+            decimal(one.show_rate, 2),
+            one.steps,
+            one.trained,
+            one.trained_older,
+            one.stale,
+            decimal(one.entropy, 3),
+            decimal(one.gradient_norm, 2),
+            decimal(one.kl, 4)
+        );
+        self.minutes.push(one);
+        line
+    }
+
+    /// The version after `steps` steps at the same pauses as the base.
+    pub fn tried(&mut self, minute: f64, steps: u64, version: &Tried) -> String {
+        let differences = version.less(&self.base);
+        self.trials.push(json!({
+            "minute": minute, "steps": steps, "ways": version.ways(), "less_base": differences,
+        }));
+        format!(
+            "after {steps} steps: {version}\n  less the base: right {}, as served {}, greedy {}, greedy above threshold {}; \
+             greedy less the base's greedy above threshold {}",
+            interval(differences.right_per_100, 1),
+            interval(differences.sampled, 3),
+            interval(differences.greedy, 3),
+            interval(differences.greedy_above_threshold, 3),
+            interval(differences.greedy_less_base_above_threshold, 3),
+        )
+    }
+
+    pub fn write(&self, file: &Path) -> anyhow::Result<()> {
+        let report = json!({
+            "arguments": self.arguments, "settings": self.settings, "base": self.base.ways(),
+            "minutes": self.minutes, "trials": self.trials,
+        });
+        std::fs::write(file, serde_json::to_vec_pretty(&report)?).with_context(|| format!("write {}", file.display()))
+    }
+}

@@ -1,0 +1,145 @@
+//! `springtide rehearse`: hands the rehearsal a learner with the settings of `[trainer.realtime]`.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use artifact::checkpoint::Checkpoint;
+use demo::rehearsal::{self, Signal, Step, Trajectory};
+use model::exact::Arithmetic;
+use serde_json::{Value, json};
+use trainer::{
+    learn::{
+        advantage::Baselines,
+        explore,
+        learner::{Learner, Outcome},
+        loss::Loss,
+        sample::Sample,
+    },
+    options::Realtime,
+};
+use uuid::Uuid;
+
+use crate::cli::App;
+
+#[derive(Debug, clap::Args)]
+#[group(skip)] // the flattened arguments have a group of the same name
+pub struct Rehearse {
+    #[command(flatten)]
+    rehearsal: rehearsal::Args,
+}
+
+impl Rehearse {
+    pub async fn run(self, app: &App) -> anyhow::Result<()> {
+        let config = &app.config;
+        let mut settings = config.trainer.realtime.clone();
+        if self.rehearsal.signal == Signal::Typed {
+            settings.step.loss = Loss::CrossEntropy;
+        }
+        let dir = &config.policy.base;
+        let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
+        let arithmetic =
+            Arithmetic::new(config.policy.compute, config.trainer.threads.into()).context("trainer.threads")?;
+        let work = move || {
+            let mut learner = Rehearsed::new(Arc::new(base), arithmetic, settings, &self.rehearsal)?;
+            rehearsal::run(&self.rehearsal, &mut learner)
+        };
+        tokio::task::spawn_blocking(work).await.context("rehearse")?
+    }
+}
+
+/// The trainer's own step, on trajectories that no table has.
+struct Rehearsed {
+    learner: Learner,
+    settings: Realtime,
+    explore: f32,
+    baselines: Baselines,
+}
+
+impl Rehearsed {
+    fn new(
+        base: Arc<Checkpoint>,
+        arithmetic: Arithmetic,
+        settings: Realtime,
+        args: &rehearsal::Args,
+    ) -> anyhow::Result<Self> {
+        let learner = match &settings.lora {
+            None => Learner::with_arithmetic(base, arithmetic),
+            Some(lora) => Learner::with_lora(base, arithmetic, 1, lora, args.seed),
+        };
+        Ok(Self {
+            learner: learner?,
+            settings,
+            explore: args.explore as f32,
+            baselines: Baselines::new(),
+        })
+    }
+
+    fn sample(&self, one: &Trajectory) -> Sample {
+        Sample {
+            generation: Uuid::now_v7(),
+            tenant: "default".into(),
+            user: one.user.to_string(),
+            replica: "rehearsal".into(),
+            engine: None,
+            class: CLASS.into(),
+            group: None,
+            turn: None,
+            version: 1,
+            staleness: one.staleness as usize,
+            prompt: one.prompt.clone(),
+            mask: vec![true; one.tokens.len()],
+            tokens: one.tokens.clone(),
+            logprobs: one.log_probs.clone(),
+            temperature: one.temperature,
+            behavior: None,
+            experts: None,
+            reward: one.reward,
+            suppressed: one.suppressed,
+            weight: explore::weight(one.declined, (self.explore > 0.0).then_some(self.explore)),
+        }
+    }
+}
+
+/// All trajectories of a rehearsal share one baseline.
+const CLASS: &str = "completion";
+
+impl rehearsal::Learner for Rehearsed {
+    fn checkpoint(&self) -> Arc<Checkpoint> {
+        Arc::clone(self.learner.checkpoint())
+    }
+
+    fn cohort_size(&self) -> usize {
+        self.settings.cohort_size as usize
+    }
+
+    fn staleness_max(&self) -> u64 {
+        self.settings.staleness_max.into()
+    }
+
+    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Step> {
+        let rewards: Vec<f64> = cohort.iter().map(|one| one.reward).collect();
+        let classes = vec![CLASS; rewards.len()];
+        let baseline = self.settings.baseline;
+        let advantages = baseline.advantages(&self.baselines, &classes, &rewards);
+        baseline.update(&mut self.baselines, &classes, &rewards);
+        let samples: Vec<Sample> = cohort.iter().map(|one| self.sample(one)).collect();
+        let Realtime { step, guards, .. } = &self.settings;
+        let metrics = match self.learner.propose(&samples, &advantages, step, guards)? {
+            Outcome::Proposed(proposal) => {
+                self.learner.accept();
+                proposal.metrics
+            }
+            Outcome::Empty(metrics) => metrics,
+            Outcome::Refused { breach, .. } => bail!("a guard refused the step: {breach}"),
+        };
+        Ok(Step {
+            entropy: metrics.entropy,
+            gradient_norm: metrics.gradient_norm,
+            kl: metrics.kl,
+        })
+    }
+
+    fn settings(&self) -> Value {
+        json!(self.settings)
+    }
+}
