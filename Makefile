@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
-	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-release chaos-engines bench-ingest \
+	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
 	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -29,7 +29,7 @@ help: ## show this
 # --- the two commands ---
 
 up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB); CANARY=1 moves champion by canaries alone (demo/canary.toml)
-	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) $(if $(CANARY),--config demo/canary.toml) up --demo $(if $(ARGS),-- $(ARGS))
+	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) --config demo/$(if $(CANARY),canary,completion).toml up --demo $(if $(ARGS),-- $(ARGS))
 
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
@@ -163,6 +163,10 @@ chaos-ingest: stack ## kill ingest, broker and Postgres under load, count what i
 chaos-rollouts: stack python-test ## kill harnesses, their worlds, the gateway, the trainer, control and ingest while offline runs learn; KILLS=120 (13 minutes on a busy machine) SEED=
 	SPRINGTIDE_ROLLOUT_KILLS=$(or $(KILLS),120) $(if $(SEED),SPRINGTIDE_ROLLOUT_SEED=$(SEED)) \
 		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) --test it rollout_kills -- --nocapture
+
+chaos-trainer: stack ## kill the trainer anywhere while it learns from a frozen log: the versions must be those of one that was not; KILLS=100 SEED=
+	SPRINGTIDE_TRAINER_KILLS=$(or $(KILLS),100) $(if $(SEED),SPRINGTIDE_TRAINER_SEED=$(SEED)) \
+		cargo test $(WORKSPACE) --test it frozen_log -- --nocapture
 
 chaos-release: stack ## kill both release loops while canaries are proposed, promoted and taken back; KILLS=200 SEED=
 	SPRINGTIDE_RELEASE_KILLS=$(or $(KILLS),200) $(if $(SEED),SPRINGTIDE_RELEASE_SEED=$(SEED)) \

@@ -12,7 +12,7 @@ for seed in $seeds; do
         name=$users-$seed
         state=$(mktemp -d "$out/state-XXXXXX")
         echo "== $name"
-        SPRINGTIDE__STATE_DIR=$state "$springtide" up --demo --once -- --users "$users" --seed "$seed" --minutes "$minutes" \
+        SPRINGTIDE__STATE_DIR=$state "$springtide" --config demo/completion.toml up --demo --once -- --users "$users" --seed "$seed" --minutes "$minutes" \
             --report "$out/$name.json" "$@" >"$out/$name.log" 2>&1 || echo "$name failed, see $out/$name.log"
         grep -E -B1 '^((learner|champion) − base|feedback to serving|ledger|report:)' "$out/$name.log" | grep -vE '^(--|report:|$)' || true
         rm -rf "$state"

@@ -13,6 +13,7 @@ mod episode_bounds;
 mod episodes;
 mod experts;
 mod fleet;
+mod frozen_log;
 mod gate;
 mod grammar;
 mod judges;
