@@ -104,7 +104,7 @@ BODIES = {
         aggregation={"enum": ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]},
         loss=record(
             ["name"],
-            name={"enum": ["reinforce_is", "ppo_clip", "gspo", "cross_entropy"]},
+            name={"enum": ["reinforce_is", "ppo_clip", "gspo", "verdicts", "cross_entropy"]},
             cap={"type": "number"},
             low={"type": "number"},
             high={"type": "number"},

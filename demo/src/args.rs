@@ -40,7 +40,7 @@ pub struct Args {
     /// there is nothing to learn.
     #[arg(long)]
     pub control: bool,
-    /// Sampling temperature of all arms.
+    /// Sampling temperature that users ask for. An arm may bound it.
     #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
     pub temperature: f32,
     /// Pauses of other users at which reference policies are measured before the run; 0: no
@@ -97,7 +97,7 @@ impl Surface {
 /// Whose code is replayed.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Corpus {
-    /// `house`: a team whose formatter is set up differently from what the base has seen. `plain`:
+    /// `house`: a team with conventions that the base does not have. `plain`:
     /// files as they are.
     #[arg(long, value_enum, default_value_t = Users::House)]
     pub users: Users,
@@ -174,4 +174,13 @@ pub fn positive<T: FromStr<Err: std::fmt::Display> + Copy + Into<f64>>(text: &st
     } else {
         Err("must be above 0".to_owned())
     }
+}
+
+/// A share, 0 to 1.
+pub fn share(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    (0.0..=1.0)
+        .contains(&value)
+        .then_some(value)
+        .ok_or_else(|| "must be from 0 to 1".to_owned())
 }

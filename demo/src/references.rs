@@ -18,7 +18,7 @@ use crate::{
     args::Args,
     developer::{self, FilePart, Pause},
     random::Draws,
-    stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
+    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
     suggester::{Draft, Method, Suggester},
 };
 
@@ -45,7 +45,7 @@ pub struct Reference {
     pub stats: ArmStats,
 }
 
-/// The learning arm against one reference on the learning arm's own pauses.
+/// The learning arm, and all users outside the frozen arm, against one reference on their own pauses.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     pub name: String,
@@ -56,7 +56,7 @@ pub struct Comparison {
     pub together: Paired,
 }
 
-/// Learning arm minus reference, paired by pause, with intervals clustered by user.
+/// Users minus reference, paired by pause, with intervals clustered by user.
 #[derive(Debug, Clone, Serialize)]
 pub struct Paired {
     pub reference: ArmStats,
@@ -281,8 +281,11 @@ impl Base {
             Some((user, developer::pause(&user_parts[user], self.seed, user, outcome.nth)?))
         };
         let third_of = |outcome: &Outcome| ((3.0 * outcome.at.as_secs_f64() / run_seconds) as usize).min(2);
-        let following = stats::of_arm(outcomes, FOLLOWING).filter(|outcome| third_of(outcome) == 2);
-        let own = stats::of_arm(outcomes, LEARNING).chain(following);
+        let others = outcomes
+            .iter()
+            .filter(|outcome| ![LEARNING, FROZEN].contains(&outcome.arm.as_str()));
+        let others = others.filter(|outcome| third_of(outcome) == 2);
+        let own = stats::of_arm(outcomes, LEARNING).chain(others);
         let own = own.filter(|outcome| outcome.observation.answers);
         let pauses: Vec<(usize, Pause)> = own.clone().filter_map(pause_of).collect();
         let trials = try_out(&self.checkpoint, &pauses, self.temperature, self.seed)?;

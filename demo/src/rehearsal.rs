@@ -9,10 +9,11 @@ mod queue;
 use std::{num::NonZero, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::ensure;
-use artifact::checkpoint::Checkpoint;
+use artifact::{assignment::EXPLORE_MAX, checkpoint::Checkpoint};
+use model::sampling::TRAINABLE_TEMPERATURES;
 
 use crate::{
-    args::{Corpus, Dealt, positive},
+    args::{Corpus, Dealt, positive, share},
     arrivals::{Arrival, Arrivals},
     corpus::tokenizer::EOL,
     developer::{self, FilePart, Pause},
@@ -37,18 +38,18 @@ pub struct Args {
     #[arg(long, default_value_t = 16.0, value_parser = positive::<f64>)]
     pub rate: f64,
     /// Share of the users who have the learning arm. The others are not simulated.
-    #[arg(long, default_value_t = 0.3, value_parser = share)]
+    #[arg(long, default_value_t = 0.3, value_parser = positive_share)]
     pub learner: f64,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Price of showing a wrong suggestion.
     #[arg(long, default_value_t = 0.25, value_parser = share)]
     pub tau: f64,
-    /// Sampling temperature of the learning arm.
-    #[arg(long, default_value_t = 1.0, value_parser = positive::<f32>)]
+    /// Sampling temperature of the learning arm, 0.5 to 1.5: others are not trained on.
+    #[arg(long, default_value_t = 1.0, value_parser = trainable)]
     pub temperature: f32,
-    /// Share of the requests that must not decline.
-    #[arg(long, default_value_t = 0.02, value_parser = share)]
+    /// Share of the requests that must not decline, at most 0.5.
+    #[arg(long, default_value_t = 0.02, value_parser = explored)]
     pub explore: f64,
     /// How long an answer is waited for, in seconds.
     #[arg(long, default_value_t = 3.0, value_parser = positive::<f64>)]
@@ -84,12 +85,27 @@ pub enum Signal {
     Typed,
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    (0.0..=1.0)
-        .contains(&value)
+fn positive_share(text: &str) -> Result<f64, String> {
+    share(text).and_then(|value| {
+        (value > 0.0)
+            .then_some(value)
+            .ok_or_else(|| "must be above 0".to_owned())
+    })
+}
+
+fn explored(text: &str) -> Result<f64, String> {
+    let value = share(text)?;
+    let allowed = value <= EXPLORE_MAX;
+    allowed
         .then_some(value)
-        .ok_or_else(|| "must be from 0 to 1".to_owned())
+        .ok_or_else(|| format!("must be at most {EXPLORE_MAX}, as for an arm"))
+}
+
+fn trainable(text: &str) -> Result<f32, String> {
+    let value = text.parse().map_err(|error| format!("{error}"))?;
+    let range = TRAINABLE_TEMPERATURES;
+    let message = || format!("must be from {} to {}", range.start(), range.end());
+    range.contains(&value).then_some(value).ok_or_else(message)
 }
 
 fn at_least_one(text: &str) -> Result<NonZero<usize>, String> {
@@ -120,7 +136,10 @@ pub trait Learner {
     fn cohort_size(&self) -> usize;
     /// The most steps that a trajectory may be behind the head.
     fn staleness_max(&self) -> u64;
-    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Step>;
+    /// Whether a trajectory with this reward has a gradient.
+    fn has_gradient(&self, reward: f64) -> bool;
+    /// `None`: no version came of it, because nothing had a gradient or a guard refused the step.
+    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Option<Step>>;
     /// Its settings, for the report.
     fn settings(&self) -> serde_json::Value;
 }
@@ -174,8 +193,12 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
     let mut head = 0;
     let mut publishing: Option<(f64, Arc<Checkpoint>)> = None;
     let mut period = Period::default();
-    for now in 0..length.as_secs_f64().ceil() as u64 {
-        let now = now as f64;
+    let (seconds, every) = (
+        length.as_secs_f64().ceil() as u64,
+        (60.0 * args.every).round().max(1.0) as u64,
+    );
+    for second in 1..=seconds {
+        let now = (second - 1) as f64;
         if let Some((_, checkpoint)) = publishing.take_if(|(at, _)| *at <= now) {
             stage.suggester = Suggester::new(&checkpoint)?;
             stage.version = head;
@@ -188,20 +211,24 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
         if publishing.is_none()
             && let Some(cohort) = {
                 period.stale += stage.queue.drop_stale(head, learner.staleness_max());
-                stage.queue.cohort(now, head, learner.cohort_size())
+                let has_gradient = |reward| learner.has_gradient(reward);
+                stage.queue.cohort(now, head, learner.cohort_size(), has_gradient)
             }
         {
-            let step = learner.learn(&cohort)?;
-            head += 1;
-            period.add_step(&cohort, step);
-            publishing = Some((now + args.step_seconds, learner.checkpoint()));
+            match learner.learn(&cohort)? {
+                Some(step) => {
+                    head += 1;
+                    period.add_step(&cohort, step);
+                    publishing = Some((now + args.step_seconds, learner.checkpoint()));
+                }
+                None => period.without_step += cohort.len(),
+            }
         }
-        let minute = (now + 1.0) / 60.0;
-        if minute.fract() == 0.0 {
+        let minute = second as f64 / 60.0;
+        if second % 60 == 0 || second == seconds {
             println!("{}", report.add(minute, std::mem::take(&mut period)));
         }
-        let is_last = now + 1.0 >= length.as_secs_f64();
-        if minute.rem_euclid(args.every) == 0.0 && !is_last {
+        if second % every == 0 && second < seconds {
             println!("{}", report.tried(minute, head, &try_out(&learner.checkpoint())?));
         }
     }
@@ -219,7 +246,7 @@ struct Stage<'a> {
     user_parts: &'a [Vec<FilePart>],
     suggester: Suggester,
     shuffle: Option<Shuffle>,
-    /// Steps behind the version that is served.
+    /// How many steps made the version that is served.
     version: u64,
     queue: Queue,
 }

@@ -75,6 +75,11 @@ fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
             horizon_seconds: surface.horizon_seconds,
         },
         state_dir: config.state_dir.clone(),
+        following_temperature_max: {
+            let mut arms = config.release.arms.iter();
+            arms.find(|arm| arm.alias == "champion")
+                .and_then(|arm| arm.temperature_max)
+        },
         load_version: load_version(app.config.clone()),
         console: demo::Console {
             has_screen: console::has_screen,

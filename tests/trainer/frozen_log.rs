@@ -12,13 +12,15 @@ use sqlx::Row;
 use tokio::process::{Child, Command};
 use trainer::publish::run_state::{self, RunState};
 
+use super::theft::manifest_file;
 use super::world::World;
 use crate::support::write_figures;
 
 const COHORT: usize = 8;
 /// Generations of the base may be this far behind the head, so there are no more steps.
 const STEPS: usize = 64;
-const SOON: Duration = Duration::from_secs(60);
+/// For one step, the start of a process included.
+const STEP_MAX: Duration = Duration::from_secs(60);
 
 /// What a step left behind.
 #[derive(Debug, PartialEq)]
@@ -38,6 +40,8 @@ struct Report {
     generations: usize,
     /// How many steps were done after each kill.
     killed_after_steps: Vec<i64>,
+    /// Kills after which the store had a version that the database had not.
+    between_manifest_and_commit: usize,
     same: bool,
 }
 
@@ -72,17 +76,28 @@ fn trainer(world: &World) -> Child {
 
 /// Waits until there are this many steps.
 async fn reach(world: &World, steps: i64) {
-    let until = Instant::now() + SOON;
-    while world.steps().await < steps {
+    let (mut last, mut until) = (-1, Instant::now());
+    loop {
+        let done = world.steps().await;
+        if done >= steps {
+            return;
+        }
+        if done > last {
+            (last, until) = (done, Instant::now() + STEP_MAX);
+        }
         let log = || std::fs::read_to_string(log_file(world)).unwrap();
-        assert!(
-            Instant::now() < until,
-            "{} steps of {steps}:\n{}",
-            world.steps().await,
-            log()
-        );
+        assert!(Instant::now() < until, "{done} steps of {steps}:\n{}", log());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Whether the store has the manifest of a version that the database has not.
+async fn has_uncommitted_manifest(world: &World) -> bool {
+    let newest: i64 = sqlx::query_scalar("select max(serial) from version")
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    manifest_file(world, newest + 1).exists()
 }
 
 fn log_file(world: &World) -> PathBuf {
@@ -136,8 +151,8 @@ async fn a_trainer_killed_anywhere_makes_the_versions_of_one_that_was_not() {
     let seed = parameter("SPRINGTIDE_TRAINER_SEED").unwrap_or_else(|| rand::random::<u32>().into());
     println!("SPRINGTIDE_TRAINER_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    // a life makes about half a step before it is killed
-    let steps = (kills / 2 + 8).min(STEPS);
+    // a life makes at most a step or two before it is killed
+    let steps = (kills + 8).min(STEPS);
     let (calm, killed) = (World::start("calm").await, World::start("killed").await);
     let log = calm.sample(calm.base, steps * COHORT).await;
     for world in [&calm, &killed] {
@@ -145,25 +160,44 @@ async fn a_trainer_killed_anywhere_makes_the_versions_of_one_that_was_not() {
         world.insert_all(&log, "champion").await;
     }
 
+    let began = Instant::now();
     let process = trainer(&calm);
+    reach(&calm, 1).await;
+    let first = began.elapsed();
     reach(&calm, steps as i64).await;
+    let step = (began.elapsed() - first) / (steps as u32 - 1);
     drop(process);
-    let mut killed_after_steps = Vec::new();
+    let (mut killed_after_steps, mut between_manifest_and_commit) = (Vec::new(), 0);
     for _ in 0..kills {
         let before = killed.steps().await;
         if before >= steps as i64 {
             break; // it has nothing to do any more
         }
         let mut process = trainer(&killed);
-        if rng.random_bool(0.4) {
-            reach(&killed, before + 1).await;
-            tokio::time::sleep(Duration::from_millis(rng.random_range(0..20))).await;
-        } else {
-            // while it starts, restores the last step's state, or computes the next one
-            tokio::time::sleep(Duration::from_millis(rng.random_range(0..300))).await;
+        match rng.random_range(0..5) {
+            // while it starts, restores the last step's state, or computes or publishes the next one
+            0 | 1 => {
+                let until = Instant::now() + first.mul_f64(rng.random::<f64>());
+                while Instant::now() < until && killed.steps().await == before {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            // while it computes or publishes the step after
+            2 | 3 => {
+                reach(&killed, before + 1).await;
+                tokio::time::sleep(step.mul_f64(1.5 * rng.random::<f64>())).await;
+            }
+            // when the store has a version that the database has not, or the moment after
+            _ => {
+                let until = Instant::now() + STEP_MAX;
+                while !has_uncommitted_manifest(&killed).await && killed.steps().await == before {
+                    assert!(Instant::now() < until, "no manifest within {STEP_MAX:?}");
+                }
+            }
         }
         process.kill().await.unwrap();
         killed_after_steps.push(killed.steps().await);
+        between_manifest_and_commit += usize::from(has_uncommitted_manifest(&killed).await);
     }
     let process = trainer(&killed);
     reach(&killed, steps as i64).await;
@@ -186,6 +220,7 @@ async fn a_trainer_killed_anywhere_makes_the_versions_of_one_that_was_not() {
             steps,
             generations: log.len(),
             killed_after_steps,
+            between_manifest_and_commit,
             same,
         },
     );

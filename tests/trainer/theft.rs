@@ -18,7 +18,7 @@ use uuid::Uuid;
 const SOON: Duration = Duration::from_secs(60);
 
 /// Where the store has the manifest of a version.
-fn manifest_file(world: &World, version: i64) -> PathBuf {
+pub fn manifest_file(world: &World, version: i64) -> PathBuf {
     let store = world.stack.store_url.strip_prefix("file://").unwrap();
     PathBuf::from(format!("{store}/policy/{POLICY}/version/{version:010}.json"))
 }

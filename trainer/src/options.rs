@@ -83,7 +83,8 @@ pub struct Realtime {
     /// the step does not wait for them, seconds; default 60.
     pub answer_seconds_max: f64,
     /// A generation is trained on if the oldest version that sampled it is at most this many steps before
-    /// the head; 0 to 64, default 0. The loss weighs each token for it.
+    /// the head; 0 to 64, default 0. The loss corrects for it. What older versions sampled is not compared
+    /// with the trainer's log-probabilities.
     pub staleness_max: u32,
     /// A session with more tokens is dropped as `too_large`; default 8388608. Each of its turns counts
     /// with its whole context: so much is in memory at once (4 bytes a token), and goes through the

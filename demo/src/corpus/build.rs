@@ -9,7 +9,7 @@
 
 use super::sources::{SourceFile, Split, files_of};
 use super::{pauses, tokenizer};
-use crate::house_style;
+use crate::{args::share, house_style};
 use anyhow::Context;
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     pub tokenizer: Option<PathBuf>,
     /// Share of the places in training files at which a convention of the demo's house users is followed.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
     pub house: f64,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

@@ -30,10 +30,10 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Whose code.
-    #[arg(long, value_enum, default_value_t = Users::Plain)]
+    #[arg(long, value_enum, default_value_t = Users::Plain, conflicts_with = "sessions")]
     pub users: Users,
     /// Of the house's conventions, these alone.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "sessions")]
     pub rules: Option<Vec<String>>,
 }
 
@@ -63,6 +63,10 @@ fn hold_sessions(args: &Args, sessions: usize) -> anyhow::Result<()> {
 /// Prints how often suggestions on held-out crates are exactly what was typed. Pauses are `affected` if
 /// what was typed there ends no line of the file as its author wrote it.
 fn suggest(args: &Args) -> anyhow::Result<()> {
+    ensure!(
+        args.users == Users::House || args.rules.is_none(),
+        "--rules are conventions of the house: add --users house"
+    );
     let files = sources::files_of(Split::HeldOut)?;
     ensure!(!files.is_empty(), "there are no held-out files; run `cargo fetch`");
     let style = |text: &str| match (args.users, &args.rules) {

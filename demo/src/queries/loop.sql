@@ -11,8 +11,11 @@ select
 from
     (select count(*) as taken,
             -- `remote`: of other engines than ours
+            -- what older versions sampled is not compared; a step may have nothing else
             max(greatest((s.metrics #>> '{mismatch,difference_max}')::float8,
-                         (s.metrics #>> '{remote,difference_max}')::float8)) as parity_max
+                         (s.metrics #>> '{remote,difference_max}')::float8))
+                filter (where coalesce((s.metrics #>> '{mismatch,tokens}')::int8, 0)
+                              + coalesce((s.metrics #>> '{remote,tokens}')::int8, 0) > 0) as parity_max
      from step s
      join run r on r.id = s.run_id
      where r.policy = $1 and r.kind = 'realtime' and s.committed_at >= $2) steps,

@@ -34,14 +34,14 @@ pub struct Ways {
     pub shown_greedy: f64,
 }
 
-/// One version less another, paired by pause, with intervals clustered by user.
+/// One version minus another, paired by pause, with intervals clustered by user.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Differences {
     pub right_per_100: Option<Interval>,
     pub sampled: Option<Interval>,
     pub greedy: Option<Interval>,
     pub greedy_above_threshold: Option<Interval>,
-    /// Greedy, less the other greedy above its threshold.
+    /// Greedy, minus the other one greedy above its threshold.
     pub greedy_less_base_above_threshold: Option<Interval>,
 }
 
@@ -91,8 +91,8 @@ impl Tried {
         }
     }
 
-    /// This version less another one at the same pauses.
-    pub fn less(&self, other: &Tried) -> Differences {
+    /// This version minus another one at the same pauses.
+    pub fn minus(&self, other: &Tried) -> Differences {
         let rewards = |own: Policy, others: Policy| {
             let pairs = self.observations(own).into_iter().zip(other.observations(others));
             let answered = pairs.filter(|(own, _)| own.answers);
@@ -118,8 +118,8 @@ impl fmt::Display for Tried {
         let ways = self.ways();
         write!(
             f,
-            "right at {:.1} of 100 pauses; reward sampled {:.3} (shown {:.0}%), greedy {:.3} (shown {:.0}%), above a threshold \
-             {:.3} and {:.3}",
+            "right at {:.1} of 100 pauses; reward sampled {:.3} (shown {:.0}%), greedy {:.3} (shown {:.0}%), sampled above a \
+             threshold {:.3}, greedy above a threshold {:.3}",
             ways.right_per_100,
             ways.sampled,
             100.0 * ways.shown_sampled,
@@ -128,5 +128,59 @@ impl fmt::Display for Tried {
             ways.sampled_above_threshold,
             ways.greedy_above_threshold,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Judged;
+    use super::*;
+
+    fn trial(user: usize, right: bool, log_prob: f64) -> Trial {
+        let judgment = if right { Judgment::Right } else { Judgment::Wrong };
+        let judged = Judged {
+            judgment,
+            declined: false,
+            log_prob,
+        };
+        Trial {
+            user,
+            answers: true,
+            sampled: judged,
+            greedy: judged,
+        }
+    }
+
+    #[test]
+    fn a_threshold_is_chosen_on_the_other_half_of_the_users() {
+        // users with even numbers are right from -1 on, those with odd ones never
+        let trials = vec![
+            trial(2, true, -1.0),
+            trial(2, false, -2.0),
+            trial(3, false, -0.5),
+            trial(3, false, -1.5),
+        ];
+        let tried = Tried { trials, tau: 0.25 };
+        let ways = tried.ways();
+        assert_eq!(ways.right_per_100, 25.0);
+        // chosen on user 3: show nothing to user 2; chosen on user 2: user 3 sees what is above -1
+        assert_eq!(ways.greedy_above_threshold, -0.25 / 4.0);
+        assert_eq!(ways.greedy, (0.75 - 3.0 * 0.25) / 4.0);
+    }
+
+    #[test]
+    fn versions_are_compared_pause_by_pause() {
+        let version = |right: [bool; 4]| {
+            let trials = right.into_iter().enumerate();
+            let trials = trials.map(|(nth, right)| trial(nth / 2, right, -1.0));
+            Tried {
+                trials: trials.collect(),
+                tau: 0.25,
+            }
+        };
+        let (base, better) = (version([true, false, false, false]), version([true, true, false, true]));
+        let differences = better.minus(&base);
+        assert_eq!(differences.right_per_100.unwrap().mean, 50.0);
+        assert_eq!(differences.greedy.unwrap().mean, 0.5);
     }
 }

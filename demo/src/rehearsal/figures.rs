@@ -22,6 +22,8 @@ pub struct Period {
     pub unanswered: usize,
     /// Trajectories that were too old for the step that would have come.
     pub stale: usize,
+    /// Trajectories of cohorts that made no version.
+    pub without_step: usize,
     trained: usize,
     /// Of those, from older versions than the head.
     trained_older: usize,
@@ -52,6 +54,7 @@ struct Minute {
     trained: usize,
     trained_older: usize,
     stale: usize,
+    without_step: usize,
     unanswered: usize,
     entropy: Option<f64>,
     gradient_norm: Option<f64>,
@@ -72,7 +75,8 @@ impl Report {
             "users": args.corpus.users, "development": args.corpus.development, "seed": args.seed,
             "minutes": args.minutes, "rate": args.rate, "learner": args.learner, "tau": args.tau,
             "temperature": args.temperature, "explore": args.explore, "horizon": args.horizon,
-            "step_seconds": args.step_seconds, "signal": args.signal, "pauses": args.pauses,
+            "step_seconds": args.step_seconds, "signal": args.signal, "pauses": args.pauses, "every": args.every,
+            "developers": args.corpus.developers, "corpus": args.corpus.corpus,
         });
         Self {
             arguments,
@@ -117,6 +121,7 @@ impl Report {
             trained: period.trained,
             trained_older: period.trained_older,
             stale: period.stale,
+            without_step: period.without_step,
             unanswered: period.unanswered,
             entropy: mean(|step| step.entropy),
             gradient_norm: mean(|step| step.gradient_norm),
@@ -142,13 +147,13 @@ impl Report {
 
     /// The version after `steps` steps at the same pauses as the base.
     pub fn tried(&mut self, minute: f64, steps: u64, version: &Tried) -> String {
-        let differences = version.less(&self.base);
+        let differences = version.minus(&self.base);
         self.trials.push(json!({
-            "minute": minute, "steps": steps, "ways": version.ways(), "less_base": differences,
+            "minute": minute, "steps": steps, "ways": version.ways(), "minus_base": differences,
         }));
         format!(
-            "after {steps} steps: {version}\n  less the base: right {}, as served {}, greedy {}, greedy above threshold {}; \
-             greedy less the base's greedy above threshold {}",
+            "after {steps} steps: {version}\n  minus the base, right: {}\n  minus the base, sampled: {}\n  minus the base, greedy: \
+             {}\n  minus the base, greedy, both above a threshold: {}\n  greedy, minus the base greedy above a threshold: {}",
             interval(differences.right_per_100, 1),
             interval(differences.sampled, 3),
             interval(differences.greedy, 3),

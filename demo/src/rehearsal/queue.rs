@@ -1,4 +1,5 @@
-//! Trajectories that wait to be trained on, as in the trainer's queue.
+//! Trajectories that wait to be trained on. As in the trainer, a cohort is full when a quarter of it has a
+//! gradient, and what has none and comes after its places are taken is dropped.
 
 use std::collections::VecDeque;
 
@@ -28,22 +29,32 @@ impl Queue {
         before - self.0.len()
     }
 
-    /// Takes the oldest ones that make a step: `size` of them, or more until a quarter of `size` has a
-    /// gradient. None that came after one without its answer yet. `None`: not enough.
-    pub fn cohort(&mut self, now: f64, head: u64, size: usize) -> Option<Vec<Trajectory>> {
-        let (mut informative, mut count) = (0, 0);
-        for one in self.0.iter().take_while(|one| one.ready <= now) {
-            count += 1;
-            informative += usize::from(one.trajectory.reward != 0.0);
-            if count >= size && 4 * informative >= size {
-                let cohort = self.0.drain(..count).map(|one| Trajectory {
-                    staleness: head - one.version,
-                    ..one.trajectory
-                });
-                return Some(cohort.collect());
+    /// Takes the oldest ones that make a step. None that came after one without its answer yet. `None`: not
+    /// enough.
+    pub fn cohort(
+        &mut self,
+        now: f64,
+        head: u64,
+        size: usize,
+        has_gradient: impl Fn(f64) -> bool,
+    ) -> Option<Vec<Trajectory>> {
+        let (mut informative, mut joining) = (0, Vec::new());
+        let mut ready = self.0.iter().take_while(|one| one.ready <= now).enumerate();
+        let last = ready.find_map(|(index, one)| {
+            let counts = has_gradient(one.trajectory.reward);
+            informative += usize::from(counts);
+            if counts || joining.len() < size {
+                joining.push(index);
             }
-        }
-        None
+            (joining.len() >= size && 4 * informative >= size).then_some(index)
+        })?;
+        let taken = self.0.drain(..=last).enumerate();
+        let cohort = taken.filter(|(index, _)| joining.binary_search(index).is_ok());
+        let cohort = cohort.map(|(_, one)| Trajectory {
+            staleness: head - one.version,
+            ..one.trajectory
+        });
+        Some(cohort.collect())
     }
 }
 
@@ -83,15 +94,14 @@ mod tests {
         ] {
             queue.push(waiting(one.0, 0, one.1));
         }
-        assert!(queue.cohort(4.0, 1, 4).is_none(), "four declines");
-        let cohort = queue.cohort(5.0, 1, 4).unwrap();
-        assert_eq!(
-            cohort.iter().map(|one| one.reward).collect::<Vec<_>>(),
-            [0.0, 0.0, 0.0, 0.0, 0.75]
-        );
+        let informative = |reward| reward != 0.0;
+        assert!(queue.cohort(4.0, 1, 3, informative).is_none(), "four declines");
+        let cohort = queue.cohort(5.0, 1, 3, informative).unwrap();
+        let rewards: Vec<f64> = cohort.iter().map(|one| one.reward).collect();
+        assert_eq!(rewards, [0.0, 0.0, 0.0, 0.75], "the fourth decline is dropped");
         assert_eq!(cohort[0].staleness, 1);
-        assert!(queue.cohort(5.9, 1, 1).is_none(), "not answered yet");
-        assert_eq!(queue.cohort(6.0, 1, 1).unwrap().len(), 1);
+        assert!(queue.cohort(5.9, 1, 1, informative).is_none(), "not answered yet");
+        assert_eq!(queue.cohort(6.0, 1, 1, informative).unwrap().len(), 1);
     }
 
     #[test]
@@ -101,7 +111,11 @@ mod tests {
             queue.push(waiting(0.0, version, 0.75));
         }
         assert_eq!(queue.drop_stale(5, 1), 1);
-        let staleness = queue.cohort(0.0, 5, 2).unwrap().into_iter().map(|one| one.staleness);
+        let staleness = queue
+            .cohort(0.0, 5, 2, |_| true)
+            .unwrap()
+            .into_iter()
+            .map(|one| one.staleness);
         assert_eq!(staleness.collect::<Vec<_>>(), [1, 0]);
     }
 }

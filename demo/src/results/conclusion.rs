@@ -67,7 +67,7 @@ impl RunReport {
             "{}: {LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
             self.title(),
             difference(self.difference),
-            difference(self.following_difference),
+            difference(self.following_difference) + if self.colder().is_some() { " (colder)" } else { "" },
             decimal(learning.accepts_per_100, 1),
             decimal(frozen.accepts_per_100, 1),
             percent(learning.show_rate, 0),
@@ -101,6 +101,7 @@ impl RunReport {
                 following.n + frozen.n,
                 following.users + frozen.users,
             ));
+            sentences.extend(self.colder());
         }
         let difference = self
             .difference_accepts_per_100
@@ -119,6 +120,18 @@ impl RunReport {
         sentences.extend(self.parts_of_the_difference());
         sentences.extend(self.alarms.iter().map(|alarm| format!("{alarm}.")));
         sentences
+    }
+
+    /// The arm that follows is colder than the frozen arm: a part of its difference is no learning.
+    fn colder(&self) -> Option<String> {
+        let bound = self.parameters.following_temperature_max?;
+        (bound < f64::from(self.parameters.temperature)).then(|| {
+            format!(
+                "{FOLLOWING} is sampled at a temperature of at most {bound}, {FROZEN} at {}: this difference is of version \
+                 and temperature together.",
+                self.parameters.temperature
+            )
+        })
     }
 
     /// What a reader should know before believing more than the result says.

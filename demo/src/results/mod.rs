@@ -80,6 +80,8 @@ pub struct Parameters {
     pub minutes: f64,
     pub rate: f64,
     pub temperature: f32,
+    /// The arm that follows is sampled at this temperature at most.
+    pub following_temperature_max: Option<f64>,
     /// Answers were permuted: there was nothing to learn.
     pub control: bool,
     pub users: Users,

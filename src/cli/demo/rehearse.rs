@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use demo::rehearsal::{self, Signal, Step, Trajectory};
-use model::exact::Arithmetic;
+use model::exact::{Arithmetic, Compute};
 use serde_json::{Value, json};
 use trainer::{
     learn::{
-        advantage::Baselines,
+        advantage::{BaselineKind, Baselines},
         explore,
         learner::{Learner, Outcome},
         loss::Loss,
@@ -31,9 +31,15 @@ pub struct Rehearse {
 impl Rehearse {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let config = &app.config;
+        ensure!(
+            config.policy.compute == Compute::F32,
+            "a rehearsal samples in f32, so what policy.compute = \"bf16\" computes would not be what was sampled: set it to \
+             \"f32\""
+        );
         let mut settings = config.trainer.realtime.clone();
         if self.rehearsal.signal == Signal::Typed {
             settings.step.loss = Loss::CrossEntropy;
+            settings.baseline = BaselineKind::Zero; // all that is typed has the same reward
         }
         let dir = &config.policy.base;
         let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
@@ -116,27 +122,43 @@ impl rehearsal::Learner for Rehearsed {
         self.settings.staleness_max.into()
     }
 
-    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Step> {
+    fn has_gradient(&self, reward: f64) -> bool {
+        self.settings.baseline.advantages(&self.baselines, &[CLASS], &[reward]) != [0.0]
+    }
+
+    fn learn(&mut self, cohort: &[Trajectory]) -> anyhow::Result<Option<Step>> {
         let rewards: Vec<f64> = cohort.iter().map(|one| one.reward).collect();
         let classes = vec![CLASS; rewards.len()];
         let baseline = self.settings.baseline;
         let advantages = baseline.advantages(&self.baselines, &classes, &rewards);
-        baseline.update(&mut self.baselines, &classes, &rewards);
         let samples: Vec<Sample> = cohort.iter().map(|one| self.sample(one)).collect();
         let Realtime { step, guards, .. } = &self.settings;
-        let metrics = match self.learner.propose(&samples, &advantages, step, guards)? {
+        let (metrics, is_made) = match self.learner.propose(&samples, &advantages, step, guards)? {
             Outcome::Proposed(proposal) => {
                 self.learner.accept();
-                proposal.metrics
+                (proposal.metrics, true)
             }
-            Outcome::Empty(metrics) => metrics,
-            Outcome::Refused { breach, .. } => bail!("a guard refused the step: {breach}"),
+            Outcome::Empty(metrics) => (metrics, false),
+            Outcome::Refused { breach, metrics } => {
+                eprintln!("a guard refused a step: {breach}");
+                (metrics, false)
+            }
         };
-        Ok(Step {
+        ensure!(
+            metrics.quarantined == 0,
+            "{} of {} samples have other log-probabilities than they were sampled with: sampler and learner differ",
+            metrics.quarantined,
+            samples.len()
+        );
+        if !is_made {
+            return Ok(None);
+        }
+        baseline.update(&mut self.baselines, &classes, &rewards);
+        Ok(Some(Step {
             entropy: metrics.entropy,
             gradient_norm: metrics.gradient_norm,
             kl: metrics.kl,
-        })
+        }))
     }
 
     fn settings(&self) -> Value {

@@ -82,7 +82,8 @@ impl Loss {
     }
 }
 
-/// The trained tokens of a micro-batch. All tensors have one value per token, which are the sum of `lengths`.
+/// The trained tokens of a micro-batch. All tensors are f32 with one value per token. `lengths` says how many of
+/// them each generation has, one after another.
 #[cfg(feature = "torch")]
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
@@ -123,8 +124,8 @@ impl Aggregation {
         }
     }
 
-    /// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss is
-    /// proportional to the advantage. `samples` has all turns of its trajectories; those that are rejected later
+    /// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss but
+    /// `verdicts` is proportional to the advantage. `samples` has all turns of its trajectories; those that are rejected later
     /// have counted.
     pub fn scaled(self, samples: &[Sample], advantages: &[f64]) -> Vec<f64> {
         if self != Aggregation::SeqMeanTokenMean {
@@ -222,12 +223,15 @@ fn verdicts(tokens: &Tokens<'_>, text: f64, weight_max: f64, cap: f64) -> Terms 
     let of_reject = -odds.clamp_max(weight_max);
     let accepted = tokens.advantage.gt(0.0).to_kind(Kind::Float);
     let rejected = tokens.advantage.lt(0.0).to_kind(Kind::Float);
-    let text_weight = (accepted + of_reject * rejected) * text;
+    let text_weight = (accepted + of_reject * &rejected) * text;
     let decision = goes_on * &writes + tokens.logp * tokens.is_decline;
     let rho = of_generations(&log_ratio(&tokens.logp.detach(), tokens.behavior)).exp();
     Terms {
         per_token: -(text_weight * text_logp) - rho.clamp_max(cap) * tokens.advantage * decision,
-        clipped: rho.gt(cap).to_kind(Kind::Float),
+        clipped: rho
+            .gt(cap)
+            .logical_or(&rejected.to_kind(Kind::Bool).logical_and(&odds.gt(weight_max)))
+            .to_kind(Kind::Float),
     }
 }
 
@@ -396,6 +400,96 @@ mod tests {
         // d log(1 − π(d)) / d log π(d) = −1 at 1/2. text: +1 per unit of weight; the decision of the first has ρ = 1/2
         close(&decline.grad(), &[-1.0 + 0.375, -1.0 + 0.375, 1.0 - 0.25, 0.0]);
         close(&terms.clipped, &[0.0; 4]);
+    }
+
+    /// The gradient of a reject is that of −log(1 − q), by central differences.
+    #[test]
+    fn a_reject_has_the_gradient_of_its_likelihood() {
+        let (logp, decline) = ([0.6f64.ln(), 0.7f64.ln()], [0.1f64.ln(), 0.2f64.ln()]);
+        let minus_log_1_minus_q = |logp: &[f64], decline: &[f64]| {
+            let text = logp
+                .iter()
+                .zip(decline)
+                .map(|(logp, decline)| logp - (1.0 - decline.exp()).ln());
+            -(1.0 - text.sum::<f64>().exp()).ln()
+        };
+        let slope = |of: &dyn Fn(f64) -> f64| (of(1e-6) - of(-1e-6)) / 2e-6;
+        let (leaf_logp, leaf_decline) = (leaf(&logp), leaf(&decline));
+        let terms = verdicts(
+            &Tokens {
+                logp: &leaf_logp,
+                behavior: &leaf_logp.detach(),
+                advantage: &constant(&[-1e-9, -1e-9]), // next to no decision
+                lengths: &[2],
+                decline: &leaf_decline,
+                is_decline: &constant(&[0.0, 0.0]),
+            },
+            1.0,
+            20.0,
+            2.0,
+        );
+        terms.per_token.sum(Kind::Float).backward();
+        let want = |index: usize, of_decline: bool| {
+            slope(&|step| {
+                let (mut logp, mut decline) = (logp, decline);
+                let changed = if of_decline { &mut decline } else { &mut logp };
+                changed[index] += step;
+                minus_log_1_minus_q(&logp, &decline)
+            })
+        };
+        let near = |got: &Tensor, want: [f64; 2]| {
+            for (got, want) in Vec::<f32>::try_from(got).unwrap().into_iter().zip(want) {
+                assert!(
+                    (f64::from(got) - want).abs() < 1e-4 * want.abs(),
+                    "{got} against {want}"
+                );
+            }
+        };
+        near(&leaf_logp.grad(), [want(0, false), want(1, false)]);
+        near(&leaf_decline.grad(), [want(0, true), want(1, true)]);
+    }
+
+    #[test]
+    fn verdicts_truncate_both_weights_and_need_no_decline_token() {
+        // rejected with q = 0.99, so its odds are 99; then accepted with π/μ = 8
+        let logp = leaf(&logs(&[0.99, 0.8]));
+        let advantage = constant(&[-0.25, 0.75]);
+        let never = constant(&[f64::NEG_INFINITY; 2]).set_requires_grad(true);
+        let terms = verdicts(
+            &Tokens {
+                logp: &logp,
+                behavior: &constant(&logs(&[0.99, 0.1])),
+                advantage: &advantage,
+                lengths: &[1, 1],
+                decline: &never,
+                is_decline: &constant(&[0.0, 0.0]),
+            },
+            1.0,
+            20.0,
+            2.0,
+        );
+        terms.per_token.sum(Kind::Float).backward();
+        close(&logp.grad(), &[20.0, -1.0]);
+        close(&terms.clipped, &[1.0, 1.0]);
+        close(&never.grad(), &[0.0, 0.0]);
+
+        // the same weight on the decision: at a chance of 1/2 to decline it is min(8, 2) · 0.75
+        let decline = leaf(&logs(&[0.5]));
+        let terms = verdicts(
+            &Tokens {
+                logp: &constant(&logs(&[0.4])),
+                behavior: &constant(&logs(&[0.05])),
+                advantage: &constant(&[0.75]),
+                lengths: &[1],
+                decline: &decline,
+                is_decline: &constant(&[0.0]),
+            },
+            1.0,
+            20.0,
+            2.0,
+        );
+        terms.per_token.sum(Kind::Float).backward();
+        close(&decline.grad(), &[-1.0 + 2.0 * 0.75]);
     }
 
     #[derive(Deserialize)]
