@@ -187,7 +187,7 @@ chaos-delta: stack ## damaged stores, wrong bases, broken deltas, replicas kille
 	cargo test --locked --package serving --lib -- trust
 	SPRINGTIDE_SYNC_KILLS=$(or $(KILLS),1000) cargo test $(WORKSPACE) --test it sync_kills -- --nocapture
 
-learn: build ## the runs of docs/learning.md: 5 seeds, both kinds of users, 10 minutes each (2 hours); USERS= SEEDS= MINUTES= ARGS=
+learn: build ## whether it learns, with the settings of make up: 5 seeds, both kinds of users, 10 minutes each (2 hours); USERS= SEEDS= MINUTES= ARGS=
 	scripts/learn.sh $(SPRINGTIDE) "$(or $(USERS),house plain)" "$(or $(SEEDS),1 2 3 4 5)" $(or $(MINUTES),10) $(ARGS)
 
 base: build ## train the demo's base model again, into .springtide/base (about 45 minutes on one idle core)

@@ -97,8 +97,7 @@ impl Surface {
 /// Whose code is replayed.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Corpus {
-    /// `house`: a team with conventions that the base does not have. `plain`:
-    /// files as they are.
+    /// `house`: a team with conventions that the base does not have. `plain`: files as they are.
     #[arg(long, value_enum, default_value_t = Users::House)]
     pub users: Users,
     /// How many developers, at least 200.

@@ -197,12 +197,6 @@ struct Thresholds {
 }
 
 impl Thresholds {
-    /// For policies that have no threshold.
-    const NONE: Self = Self {
-        sampled: f64::INFINITY,
-        greedy: f64::INFINITY,
-    };
-
     /// The thresholds that earn most on these pauses.
     fn choose(trials: &[Trial], tau: f64) -> Self {
         let best = |of: fn(&Trial) -> &Judged| {
@@ -234,7 +228,7 @@ pub struct Base {
     beforehand: Vec<Reference>,
     /// Of other users, and what the base would write there.
     pauses: Vec<(usize, Pause)>,
-    trials: Vec<Trial>,
+    tried: Tried,
 }
 
 impl Base {
@@ -262,7 +256,7 @@ impl Base {
             tau,
             seed,
             pauses,
-            trials,
+            tried: Tried { trials, tau },
         })
     }
 

@@ -7,8 +7,8 @@ use artifact::checkpoint::Checkpoint;
 use report::{Clusters, Interval, number::interval};
 use serde::Serialize;
 
-use super::{Base, Judged, Policy, Trial, try_out};
-use crate::stats::{self, Judgment, Measure, Observation};
+use super::{Base, Judged, Tried, try_out};
+use crate::stats::Judgment;
 
 /// Version minus base is paired by pause. All intervals are clustered by user.
 #[derive(Debug, Clone, Serialize)]
@@ -31,35 +31,30 @@ impl Base {
     pub fn capability(&self, version: i64, checkpoint: &Checkpoint) -> anyhow::Result<Capability> {
         let trials = try_out(checkpoint, &self.pauses, self.temperature, self.seed)?;
         anyhow::ensure!(
-            trials.len() == self.trials.len(),
+            trials.len() == self.tried.trials.len(),
             "version {version} has another context or tokenizer than the base"
         );
-        Ok(compare(version, &trials, &self.trials, self.tau))
+        let tried = Tried { trials, tau: self.tau };
+        Ok(compare(version, &tried, &self.tried))
     }
 }
 
 /// `base`: the same pauses in the same order.
-fn compare(version: i64, trials: &[Trial], base: &[Trial], tau: f64) -> Capability {
-    let right = |trials: &[Trial]| {
-        let right = |one: &Trial| (one.user, 100.0 * f64::from(u8::from(is_right(&one.greedy))));
-        trials.iter().map(right).collect::<Clusters<_>>().interval()
+fn compare(version: i64, tried: &Tried, base: &Tried) -> Capability {
+    let right = |tried: &Tried| {
+        let trials = tried.trials.iter();
+        let right = trials.map(|one| (one.user, 100.0 * f64::from(u8::from(is_right(&one.greedy)))));
+        right.collect::<Clusters<_>>().interval()
     };
-    let pairs = |observe: fn(&Trial) -> Observation| {
-        let pairs = trials.iter().zip(base);
-        pairs.map(move |(own, base)| (observe(own), observe(base)))
-    };
-    let answered = |observe| pairs(observe).filter(|(own, _)| own.answers);
-    let oracle = |trial: &Trial| Policy::Oracle.observe(trial, super::Thresholds::NONE);
-    let sampled = |trial: &Trial| Policy::Sampled.observe(trial, super::Thresholds::NONE);
-    let greedy = |trial: &Trial| Policy::Greedy.observe(trial, super::Thresholds::NONE);
+    let differences = tried.minus(base);
     Capability {
         version,
-        pauses: trials.len(),
+        pauses: tried.trials.len(),
         base_right_per_100: right(base),
-        version_right_per_100: right(trials),
-        right_per_100: stats::paired_difference(pairs(oracle), Measure::Accepts, tau),
-        reward_as_served: stats::paired_difference(answered(sampled), Measure::Reward, tau),
-        reward_greedy: stats::paired_difference(answered(greedy), Measure::Reward, tau),
+        version_right_per_100: right(tried),
+        right_per_100: differences.right_per_100,
+        reward_as_served: differences.sampled,
+        reward_greedy: differences.greedy,
     }
 }
 
@@ -86,7 +81,15 @@ impl fmt::Display for Capability {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Trial;
     use super::*;
+
+    fn tried(trials: impl Into<Vec<Trial>>) -> Tried {
+        Tried {
+            trials: trials.into(),
+            tau: 0.25,
+        }
+    }
 
     fn trial(user: usize, right: bool, declined: bool) -> Trial {
         let judged = Judged {
@@ -106,7 +109,7 @@ mod tests {
     fn silence_changes_the_reward_but_not_the_capability() {
         let base = [trial(1, true, false), trial(1, false, false), trial(2, false, false)];
         let silent = [trial(1, true, false), trial(1, false, true), trial(2, false, true)];
-        let capability = compare(9, &silent, &base, 0.25);
+        let capability = compare(9, &tried(silent), &tried(base));
         assert_eq!(capability.right_per_100.unwrap().mean, 0.0);
         assert_eq!(
             capability.base_right_per_100.unwrap().mean,
@@ -121,7 +124,7 @@ mod tests {
     fn a_version_that_is_right_more_often_has_more_capability_even_if_it_declines() {
         let base = [trial(1, false, false), trial(2, false, false)];
         let better = [trial(1, true, true), trial(2, false, false)];
-        let capability = compare(9, &better, &base, 0.25);
+        let capability = compare(9, &tried(better), &tried(base));
         assert_eq!(capability.right_per_100.unwrap().mean, 50.0);
     }
 }

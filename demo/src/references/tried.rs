@@ -15,8 +15,8 @@ use crate::{
 
 /// A version's suggestions at some pauses.
 pub struct Tried {
-    trials: Vec<Trial>,
-    tau: f64,
+    pub(super) trials: Vec<Trial>,
+    pub(super) tau: f64,
 }
 
 /// What each way of serving a version earns per pause.
@@ -42,7 +42,7 @@ pub struct Differences {
     pub greedy: Option<Interval>,
     pub greedy_above_threshold: Option<Interval>,
     /// Greedy, minus the other one greedy above its threshold.
-    pub greedy_less_base_above_threshold: Option<Interval>,
+    pub greedy_minus_base_above_threshold: Option<Interval>,
 }
 
 impl Tried {
@@ -108,7 +108,7 @@ impl Tried {
             sampled: both(Policy::Sampled),
             greedy: both(Policy::Greedy),
             greedy_above_threshold: both(Policy::GreedyAboveThreshold),
-            greedy_less_base_above_threshold: rewards(Policy::Greedy, Policy::GreedyAboveThreshold),
+            greedy_minus_base_above_threshold: rewards(Policy::Greedy, Policy::GreedyAboveThreshold),
         }
     }
 }

@@ -158,7 +158,7 @@ impl Report {
             interval(differences.sampled, 3),
             interval(differences.greedy, 3),
             interval(differences.greedy_above_threshold, 3),
-            interval(differences.greedy_less_base_above_threshold, 3),
+            interval(differences.greedy_minus_base_above_threshold, 3),
         )
     }
 

@@ -3,7 +3,7 @@
 //! The forward pass is the sampler's own ([`ExactModel`]), bit by bit. The gradient comes from
 //! libtorch ([`TrainModel`]) at the same values and updates the fp32 master; the next published
 //! values are the rounded master. The master is all weights, or the factors of an adapter
-//! ([`lora`]). Over 500 lines, because a step is read from top to bottom in one file.
+//! ([`lora`]).
 //!
 //! A step has three parts:
 //! 1. [`Learner::accumulate`] adds gradients while the cohort fills. A trajectory's gradient does
