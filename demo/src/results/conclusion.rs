@@ -67,7 +67,12 @@ impl RunReport {
             "{}: {LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
             self.title(),
             difference(self.difference),
-            difference(self.following_difference) + if self.colder().is_some() { " (colder)" } else { "" },
+            difference(self.following_difference)
+                + if self.colder().is_some() {
+                    " at a lower temperature"
+                } else {
+                    ""
+                },
             decimal(learning.accepts_per_100, 1),
             decimal(frozen.accepts_per_100, 1),
             percent(learning.show_rate, 0),
