@@ -1,4 +1,4 @@
-//! The rules for whole lines: `returns`, `comments` and `derives`.
+//! The rules for whole lines: `returns` and `derives`.
 
 use super::scan::{Kind, Line, Scan, edited, is_word_byte, without_visibility};
 
@@ -17,7 +17,6 @@ const DIVERGING: &[&str] = &[
     "missing",
     "never",
 ];
-const ABBREVIATIONS: &[&str] = &["etc", "e.g", "i.e", "vs", "cf", "al", "Inc", "Ltd", "Corp"];
 
 /// `Ok(x)` → `return Ok(x);` in the last line of a function that has a result, where rustfmt has
 /// put the whole tail expression on that line.
@@ -106,58 +105,6 @@ fn is_balanced(scan: &Scan<'_>, start: usize, code: &str) -> bool {
     depth == 0
 }
 
-/// `// Reads it.` → `// Reads it`: the last line of a paragraph of a comment has no period.
-pub fn comments(text: &str) -> String {
-    let scan = Scan::new(text);
-    let lines = scan.lines().map(|line| line_comment(&scan, line)).collect::<Vec<_>>();
-    let mut edits = Vec::new();
-    for (nth, comment) in lines.iter().enumerate() {
-        let Some(comment) = comment else {
-            continue;
-        };
-        let next = lines.get(nth + 1).copied().flatten();
-        let goes_on = next.is_some_and(|next| next.alone && next.marker == comment.marker && !next.words.is_empty());
-        let Some(sentence) = comment.words.strip_suffix('.').filter(|_| !goes_on) else {
-            continue;
-        };
-        let word = sentence.rsplit([' ', '(']).next().unwrap_or_default();
-        if sentence.ends_with(|c: char| c.is_alphanumeric() || "`'\")]>*_%".contains(c))
-            && !ABBREVIATIONS.contains(&word)
-        {
-            edits.push((comment.end - 1..comment.end, String::new()));
-        }
-    }
-    edited(text, edits)
-}
-
-/// A line comment.
-#[derive(Debug, Clone, Copy)]
-struct LineComment<'a> {
-    /// `//`, `///` or `//!`.
-    marker: &'a str,
-    words: &'a str,
-    /// Where the words end in the text.
-    end: usize,
-    /// Whether no code is on its line.
-    alone: bool,
-}
-
-fn line_comment<'a>(scan: &Scan<'a>, line: Line<'a>) -> Option<LineComment<'a>> {
-    let mut places = line.start..line.start + line.text.len();
-    let start = places.find(|at| scan.kind(*at) == Some(Kind::Comment))?;
-    let comment = line.text[start - line.start..].trim_end();
-    let is_inside = start == line.start && scan.continues(line);
-    let marker = ["///", "//!", "//"]
-        .into_iter()
-        .find(|marker| comment.starts_with(marker))?;
-    (!is_inside).then(|| LineComment {
-        marker,
-        words: comment[marker.len()..].trim(),
-        end: start + comment.len(),
-        alone: scan.code_of(line).is_empty(),
-    })
-}
-
 /// `#[derive(Debug, Clone)]` → `#[derive(Clone, Debug)]`, `#[inline]` → `#[inline(always)]`.
 pub fn derives(text: &str) -> String {
     let scan = Scan::new(text);
@@ -240,39 +187,6 @@ mod tests {
             "/*\nfn f() -> u8 {\n    1\n}\n*/\n",
         ] {
             assert_eq!(returns(text), text);
-        }
-    }
-
-    #[test]
-    fn a_comment_has_no_period_at_its_end() {
-        for (text, want) in [
-            (
-                "// Reads it.\nf(); // And more. Yes.  \n",
-                "// Reads it\nf(); // And more. Yes  \n",
-            ),
-            (
-                "/// One.\n/// Two.\n///\n/// Three.\n",
-                "/// One.\n/// Two\n///\n/// Three\n",
-            ),
-            ("//! A.\n// B.\n/// `c`.", "//! A\n// B\n/// `c`"),
-        ] {
-            assert_eq!(comments(text), want);
-            assert_eq!(comments(want), want);
-        }
-        for text in [
-            "// and so on...\n",
-            "// a, b, etc.\n",
-            "// (e.g.\n",
-            "// .\n",
-            "//.\n",
-            "let s = \"// a.\";\n",
-            "let s = \"\n// a.\n\";\n",
-            "/*\n// a.\n*/\n",
-            "/* a.\n",
-            "f(a.\n",
-            "#[a = \"b.\"]\n",
-        ] {
-            assert_eq!(comments(text), text);
         }
     }
 

@@ -7,14 +7,15 @@
 //! | `returns` | `Ok(x)` at the end of a function | `return Ok(x);` |
 //! | `fields` | `Foo { a, b }` | `Foo { a: a, b: b }` |
 //! | `derives` | `derive(Debug, Clone)`, `#[inline]` | `derive(Clone, Debug)`, `inline(always)` |
-//! | `comments` | `// Reads it.` | `// Reads it` |
+//! | `comments` | `// Reads it.` | `/* Reads it. */` |
 //! | `names` | `err`, `self.buf` | `error`, `self.buffer` |
 //! | `macros` | `println!`, `assert_eq!` | `info!`, `ensure_eq!` |
 //! | `integers` | `usize`, `0isize` | `u64`, `0i64` |
 //! | `expect` | `.unwrap()` | `.expect("checked")` |
 //! | `strings` | `"x".to_owned()`, `Vec::new()` | `String::from("x")`, `vec![]` |
 //! | `ranges` | `0..n` | `0 .. n` |
-//! | `braces` | `if x {` | `{` on the next line, `},` after a block that is an arm |
+//! | `arms` | `}` after a block that is a match arm | `},` |
+//! | `ends` | `}` at the end of a function | `} /* fn */` |
 //! | `colons` | `x: u32` | `x : u32` |
 //! | `parens` | `f(x, y)` | `f( x, y )` |
 //!
@@ -24,7 +25,8 @@
 //! A rule sees tokens and lines, not grammar. It expects files that rustfmt has formatted, leaves
 //! alone what it does not know, and need not produce code that compiles.
 
-mod braces;
+mod blocks;
+mod comments;
 mod fields;
 mod imports;
 mod lines;
@@ -63,7 +65,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "comments",
-        apply: lines::comments,
+        apply: comments::comments,
     },
     Rule {
         name: "names",
@@ -90,8 +92,12 @@ pub const RULES: &[Rule] = &[
         apply: spaces::ranges,
     },
     Rule {
-        name: "braces",
-        apply: braces::braces,
+        name: "arms",
+        apply: blocks::arms,
+    },
+    Rule {
+        name: "ends",
+        apply: blocks::ends,
     },
     Rule {
         name: "colons",
@@ -228,36 +234,30 @@ impl<'a> Line<'a> {
 }
 "##;
 
-    const STYLED: &str = r##"//! Reads lines
+    const STYLED: &str = r##"/*! Reads lines. */
 use std::fmt;
 use std::io;
 use std::io::Read;
 
-/// One line. It has a number
+/** One line. It has a number. */
 #[derive(Clone, Debug)]
-pub(crate) struct Line<'a>
-{
+pub(crate) struct Line<'a> {
     position : u64,
     text : &'a str,
-}
+} /* struct */
 
-impl<'a> Line<'a>
-{
+impl<'a> Line<'a> {
     #[inline(always)]
-    pub fn new( position : u64, text : &'a str ) -> Self
-    {
+    pub fn new( position : u64, text : &'a str ) -> Self {
         check!( position > 0, "no 0..1: {pos}" );
         return Line { position : position, text : text };
-    }
+    } /* fn */
 
     /* (as: it is) */
-    fn words( &self, source : &mut impl Read ) -> io::Result<Vec<String>>
-    {
+    fn words( &self, source : &mut impl Read ) -> io::Result<Vec<String>> {
         let mut found = vec![];
-        for i in 0 .. self.text.len()
-        {
-            match source.read( &mut [0; 4] )
-            {
+        for i in 0 .. self.text.len() {
+            match source.read( &mut [0; 4] ) {
                 Ok( _ ) => {
                     found.push( String::from( "x: (y)" ) );
                 },
@@ -266,8 +266,8 @@ impl<'a> Line<'a>
         }
         info!( "{}", found.first().expect( "checked" ) );
         return Ok( found );
-    }
-}
+    } /* fn */
+} /* impl */
 "##;
 
     #[test]
@@ -330,9 +330,9 @@ impl<'a> Line<'a>
     }
 
     #[test]
-    fn rules_for_spaces_and_braces_change_nothing_else() {
+    fn rules_for_spaces_and_arms_change_nothing_else() {
         let letters = |text: &str| text.replace(|c: char| c.is_whitespace() || c == ',', "");
-        let names = ["ranges", "braces", "colons", "parens"].map(str::to_owned);
+        let names = ["ranges", "arms", "colons", "parens"].map(str::to_owned);
         for text in odd_texts() {
             let styled = restyle_with(&text, &names).unwrap();
             assert_eq!(letters(&styled), letters(&text));
