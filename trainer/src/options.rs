@@ -463,7 +463,7 @@ mod tests {
             ),
             (r#"{"discount": 1.5}"#, "discount"),
             (
-                r#"{"baseline": "ema", "step": {"loss": {"name": "verdicts", "text": 1, "weight_max": 20, "cap": 2}}}"#,
+                r#"{"baseline": "ema", "step": {"loss": {"name": "verdicts", "weight_max": 20}}}"#,
                 "step.loss",
             ),
         ] {

@@ -288,11 +288,7 @@ mod tests {
             (settings.loss, settings.aggregation),
             (config.loss, Aggregation::TokenMean)
         );
-        let verdicts = Loss::Verdicts {
-            text: 1.0,
-            weight_max: 20.0,
-            cap: 2.0,
-        };
+        let verdicts = Loss::Verdicts { weight_max: 20.0 };
         for loss in [Loss::CrossEntropy, verdicts, Loss::ReinforceIs { cap: 0.0 }] {
             let config = Config { loss, ..config.clone() };
             assert!(config.check().unwrap_err().starts_with("loss."), "{loss:?}");

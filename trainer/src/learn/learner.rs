@@ -507,14 +507,11 @@ impl Learner {
         });
         let advantage = Tensor::from_slice(&batch.advantage);
         let lengths: Vec<i64> = batch.samples.iter().map(|(_, tokens)| *tokens as i64).collect();
-        let (decline, is_decline) = declines(&distribution, &batch, self.decline);
         let Terms { per_token, clipped } = settings.loss.terms(&Tokens {
             logp: &logp,
             behavior: &sampled_from,
             advantage: &advantage,
             lengths: &lengths,
-            decline: &decline,
-            is_decline: &is_decline,
         });
         let per_token = match &corrected {
             Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
@@ -626,18 +623,6 @@ fn mean_kl(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
 fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {
     let targets = Tensor::from_slice(&batch.targets).unsqueeze(1);
     distribution.gather(1, &targets, false).squeeze_dim(1)
-}
-
-/// log π of declining at each trained position, and whether the token there is a decline: 1 or 0.
-fn declines(distribution: &Tensor, batch: &MicroBatch, decline: Option<u32>) -> (Tensor, Tensor) {
-    let targets = Tensor::from_slice(&batch.targets);
-    match decline.map(i64::from) {
-        Some(id) => (distribution.select(1, id), targets.eq(id).to_kind(Kind::Float)),
-        None => {
-            let never = targets.zeros_like().to_kind(Kind::Float);
-            (&never + f64::NEG_INFINITY, never)
-        }
-    }
 }
 
 fn to_vec(tensor: &Tensor) -> Vec<f32> {

@@ -6,8 +6,7 @@
 //! gradient; `behavior` = log μ; `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
 //! tokens is recomputed, so π/μ has no part of another engine's rounding: that is corrected apart
 //! ([`crate::learn::correction`]). log μ of older versions' tokens is the logged one, and π/μ corrects
-//! for both. `lengths`: how many of the tokens each generation has, one after another. π(d) is the probability
-//! of declining instead of the token.
+//! for both. `lengths`: how many of the tokens each generation has, one after another.
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;
@@ -29,9 +28,8 @@ pub enum Loss {
     /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
     /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
     Gspo { low: f64, high: f64 },
-    /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The text learns by the likelihood of
-    /// the verdicts, times `text`; whether to decline learns by REINFORCE with a truncated importance weight.
-    Verdicts { text: f64, weight_max: f64, cap: f64 },
+    /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The likelihood of the verdicts.
+    Verdicts { weight_max: f64 },
     /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
     /// log-probabilities are not used.
     CrossEntropy,
@@ -49,9 +47,7 @@ impl Loss {
             Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
                 Err("loss.low and loss.high must be finite and above 0")
             }
-            Loss::Verdicts { text, weight_max, cap } if ![text, weight_max, cap].into_iter().all(positive) => {
-                Err("loss.text, loss.weight_max and loss.cap must be finite and above 0")
-            }
+            Loss::Verdicts { weight_max } if !positive(weight_max) => Err("loss.weight_max must be finite and above 0"),
             _ => Ok(()),
         }
     }
@@ -70,13 +66,12 @@ impl Loss {
             behavior,
             advantage,
             lengths,
-            ..
         } = *tokens;
         match *self {
             Loss::Gspo { low, high } => gspo(logp, behavior, advantage, lengths, low, high),
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
             Loss::PpoClip { low, high, dual } => ppo_clip(logp, behavior, advantage, low, high, dual),
-            Loss::Verdicts { text, weight_max, cap } => verdicts(tokens, text, weight_max, cap),
+            Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, weight_max),
             Loss::CrossEntropy => cross_entropy(logp, advantage),
         }
     }
@@ -91,10 +86,6 @@ pub struct Tokens<'a> {
     pub behavior: &'a Tensor,
     pub advantage: &'a Tensor,
     pub lengths: &'a [i64],
-    /// log π(d), with gradient. −∞ if the policy cannot decline.
-    pub decline: &'a Tensor,
-    /// Whether the token is the decline: 1 or 0.
-    pub is_decline: &'a Tensor,
 }
 
 /// How the losses of a cohort's tokens are averaged.
@@ -197,41 +188,29 @@ pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64
     clip(&s, advantage, low, high)
 }
 
-/// The sum of two losses over the tokens of a generation y.
+/// −log p(y) for an accepted generation y, −log(1 − p(y)) for a rejected one, with p(y) = Π π over its tokens.
 ///
-/// *Text.* The user types y with probability q(y) = Π π/(1 − π(d)), the probability of y if nothing is declined. So an
-/// accept has probability q(y) and a reject 1 − q(y). The loss is −`text` log q(y) or −`text` log(1 − q(y)), whose gradient is
-/// that of `text` sg(q/(1 − q)) log q(y); that weight is truncated at `weight_max`. What users say of y has this likelihood whoever
-/// sampled it, so there is no importance weight: older versions' samples count in full. A rare text that is rejected says little,
-/// and moves little. Unlikelihood of whole texts: Welleck et al. 2020.
-///
-/// *Whether to decline.* −sg(min(ρ, cap)) A log(1 − π(d)) for each token that is no decline, and with log π(d) for the decline;
-/// ρ = exp(Σ log π − log μ) over y. REINFORCE, for that decision alone (Williams 1992).
+/// The likelihood of the verdicts if a user accepts y exactly when y is what they would write, which the policy says has
+/// probability p(y). The gradient of the second one is that of sg(p/(1 − p)) log p(y); that weight is truncated at `weight_max`. The
+/// likelihood holds whoever sampled y and however it was chosen, so there is no importance weight: older versions' samples
+/// count in full. It is a proper score, so it makes p(y) the share of accepts. A rare text that is rejected says little, and
+/// moves little. Unlikelihood of whole texts: Welleck et al. 2020.
 #[cfg(feature = "torch")]
-fn verdicts(tokens: &Tokens<'_>, text: f64, weight_max: f64, cap: f64) -> Terms {
+fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], weight_max: f64) -> Terms {
     const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
     let of_generations = |per_token: &Tensor| {
-        let sums = per_token.split_with_sizes(tokens.lengths, 0);
+        let sums = per_token.split_with_sizes(lengths, 0);
         let sums = sums.iter().map(|part| part.sum(Kind::Float).expand_as(part));
         Tensor::cat(&sums.collect::<Vec<_>>(), 0)
     };
-    let writes = 1.0 - tokens.is_decline;
-    let goes_on = (-tokens.decline.exp().clamp_max(PROBABILITY_MAX)).log1p();
-    let text_logp = (tokens.logp - &goes_on) * &writes;
-    let q = of_generations(&text_logp.detach()).exp().clamp_max(PROBABILITY_MAX);
-    let odds: Tensor = &q / (1.0 - &q);
-    let of_reject = -odds.clamp_max(weight_max);
-    let accepted = tokens.advantage.gt(0.0).to_kind(Kind::Float);
-    let rejected = tokens.advantage.lt(0.0).to_kind(Kind::Float);
-    let text_weight = (accepted + of_reject * &rejected) * text;
-    let decision = goes_on * &writes + tokens.logp * tokens.is_decline;
-    let rho = of_generations(&log_ratio(&tokens.logp.detach(), tokens.behavior)).exp();
+    let p = of_generations(&logp.detach()).exp().clamp_max(PROBABILITY_MAX);
+    let odds: Tensor = &p / (1.0 - &p);
+    let accepted = advantage.gt(0.0).to_kind(Kind::Float);
+    let rejected = advantage.lt(0.0);
+    let weight = accepted - odds.clamp_max(weight_max) * rejected.to_kind(Kind::Float);
     Terms {
-        per_token: -(text_weight * text_logp) - rho.clamp_max(cap) * tokens.advantage * decision,
-        clipped: rho
-            .gt(cap)
-            .logical_or(&rejected.to_kind(Kind::Bool).logical_and(&odds.gt(weight_max)))
-            .to_kind(Kind::Float),
+        per_token: -(weight * logp),
+        clipped: rejected.logical_and(&odds.gt(weight_max)).to_kind(Kind::Float),
     }
 }
 
@@ -376,137 +355,27 @@ mod tests {
 
     #[test]
     fn verdicts_are_learned_from_by_their_likelihood() {
-        // an accepted text of two tokens, a rejected one, a decline; declining has a probability of 1/2 everywhere
-        let logp = leaf(&logs(&[0.25, 0.4, 0.25, 0.5]));
-        let decline = leaf(&logs(&[0.5; 4]));
-        let advantage = constant(&[0.75, 0.75, -0.25, 0.1]);
-        let behavior = constant(&logs(&[0.5, 0.4, 0.25, 0.5]));
-        let terms = verdicts(
-            &Tokens {
-                logp: &logp,
-                behavior: &behavior,
-                advantage: &advantage,
-                lengths: &[2, 1, 1],
-                decline: &decline,
-                is_decline: &constant(&[0.0, 0.0, 0.0, 1.0]),
-            },
-            1.0,
-            2.0,
-            2.0,
-        );
+        // an accepted text of two tokens; one rejected at p = 0.2, so its odds are 1/4; one at p = 0.99, odds 99; a reward of 0
+        let logp = leaf(&logs(&[0.25, 0.4, 0.2, 0.99, 0.5]));
+        let advantage = constant(&[0.75, 0.75, -0.25, -0.25, 0.0]);
+        let terms = verdicts(&logp, &advantage, &[2, 1, 1, 1], 20.0);
         terms.per_token.sum(Kind::Float).backward();
-        // accepted: weight 1; rejected: q = 1/2, so q/(1 − q) = 1; the decline is a decision alone
-        close(&logp.grad(), &[-1.0, -1.0, 1.0, -0.1]);
-        // d log(1 − π(d)) / d log π(d) = −1 at 1/2. text: +1 per unit of weight; the decision of the first has ρ = 1/2
-        close(&decline.grad(), &[-1.0 + 0.375, -1.0 + 0.375, 1.0 - 0.25, 0.0]);
-        close(&terms.clipped, &[0.0; 4]);
-    }
-
-    /// The gradient of a reject is that of −log(1 − q), by central differences.
-    #[test]
-    fn a_reject_has_the_gradient_of_its_likelihood() {
-        let (logp, decline) = ([0.6f64.ln(), 0.7f64.ln()], [0.1f64.ln(), 0.2f64.ln()]);
-        let minus_log_1_minus_q = |logp: &[f64], decline: &[f64]| {
-            let text = logp
-                .iter()
-                .zip(decline)
-                .map(|(logp, decline)| logp - (1.0 - decline.exp()).ln());
-            -(1.0 - text.sum::<f64>().exp()).ln()
-        };
-        let slope = |of: &dyn Fn(f64) -> f64| (of(1e-6) - of(-1e-6)) / 2e-6;
-        let (leaf_logp, leaf_decline) = (leaf(&logp), leaf(&decline));
-        let terms = verdicts(
-            &Tokens {
-                logp: &leaf_logp,
-                behavior: &leaf_logp.detach(),
-                advantage: &constant(&[-1e-9, -1e-9]), // next to no decision
-                lengths: &[2],
-                decline: &leaf_decline,
-                is_decline: &constant(&[0.0, 0.0]),
-            },
-            1.0,
-            20.0,
-            2.0,
-        );
-        terms.per_token.sum(Kind::Float).backward();
-        let want = |index: usize, of_decline: bool| {
-            slope(&|step| {
-                let (mut logp, mut decline) = (logp, decline);
-                let changed = if of_decline { &mut decline } else { &mut logp };
-                changed[index] += step;
-                minus_log_1_minus_q(&logp, &decline)
-            })
-        };
-        let near = |got: &Tensor, want: [f64; 2]| {
-            for (got, want) in Vec::<f32>::try_from(got).unwrap().into_iter().zip(want) {
-                assert!(
-                    (f64::from(got) - want).abs() < 1e-4 * want.abs(),
-                    "{got} against {want}"
-                );
-            }
-        };
-        near(&leaf_logp.grad(), [want(0, false), want(1, false)]);
-        near(&leaf_decline.grad(), [want(0, true), want(1, true)]);
+        close(&logp.grad(), &[-1.0, -1.0, 0.25, 20.0, 0.0]);
+        close(&terms.clipped, &[0.0, 0.0, 0.0, 1.0, 0.0]);
     }
 
     #[test]
-    fn verdicts_truncate_both_weights_and_need_no_decline_token() {
-        // rejected with q = 0.99, so its odds are 99; then accepted with π/μ = 8
-        let logp = leaf(&logs(&[0.99, 0.8]));
-        let advantage = constant(&[-0.25, 0.75]);
-        let never = constant(&[f64::NEG_INFINITY; 2]).set_requires_grad(true);
-        let terms = verdicts(
-            &Tokens {
-                logp: &logp,
-                behavior: &constant(&logs(&[0.99, 0.1])),
-                advantage: &advantage,
-                lengths: &[1, 1],
-                decline: &never,
-                is_decline: &constant(&[0.0, 0.0]),
-            },
-            1.0,
-            20.0,
-            2.0,
-        );
+    fn the_gradient_of_a_reject_is_that_of_its_likelihood() {
+        let logs = [-0.3, -0.9];
+        let likelihood = |logs: [f64; 2]| -(1.0 - logs.iter().sum::<f64>().exp()).ln();
+        let logp = leaf(&logs);
+        let terms = verdicts(&logp, &constant(&[-0.25; 2]), &[2], 20.0);
         terms.per_token.sum(Kind::Float).backward();
-        close(&logp.grad(), &[20.0, -1.0]);
-        close(&terms.clipped, &[1.0, 1.0]);
-        close(&never.grad(), &[0.0, 0.0]);
-
-        // the same weight on the decision: at a chance of 1/2 to decline it is min(8, 2) · 0.75
-        let decline = leaf(&logs(&[0.5]));
-        let terms = verdicts(
-            &Tokens {
-                logp: &constant(&logs(&[0.4])),
-                behavior: &constant(&logs(&[0.05])),
-                advantage: &constant(&[0.75]),
-                lengths: &[1],
-                decline: &decline,
-                is_decline: &constant(&[0.0]),
-            },
-            1.0,
-            20.0,
-            2.0,
-        );
-        terms.per_token.sum(Kind::Float).backward();
-        close(&decline.grad(), &[-1.0 + 2.0 * 0.75]);
+        let step = 1e-5;
+        let slope = (likelihood([logs[0] + step, logs[1]]) - likelihood([logs[0] - step, logs[1]])) / (2.0 * step);
+        close(&logp.grad(), &[slope; 2]);
     }
 
-    #[derive(Deserialize)]
-    struct Golden {
-        method: String,
-        low: f64,
-        high: f64,
-        delta: Option<f64>,
-        policy: Vec<Vec<f64>>,
-        old: Vec<Vec<f64>>,
-        advantages: Vec<f64>,
-        loss: f64,
-        gradient: Vec<Vec<f64>>,
-    }
-
-    /// Of random log-probabilities, also of sequences without tokens, with extreme ratios and without an
-    /// advantage.
     #[test]
     fn published_methods_have_the_losses_and_gradients_of_trl() {
         let cases: Vec<Golden> = serde_json::from_str(include_str!("../../tests/golden/policy_loss.json")).unwrap();
