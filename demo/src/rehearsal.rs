@@ -40,6 +40,9 @@ pub struct Args {
     /// Share of the users who have the learning arm. The others are not simulated.
     #[arg(long, default_value_t = 0.3, value_parser = positive_share)]
     pub learner: f64,
+    /// Share of the users who get greedy texts, as `--served-probability-min` says, and are learned from, too.
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    pub served: f64,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Price of showing a wrong suggestion.
@@ -51,6 +54,12 @@ pub struct Args {
     /// Share of the requests that must not decline, at most 0.5.
     #[arg(long, default_value_t = 0.02, value_parser = explored)]
     pub explore: f64,
+    /// The learning arm shows no text whose probability is below this.
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    pub probability_min: f64,
+    /// The same for what users get: a version's greedy texts.
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    pub served_probability_min: f64,
     /// How long an answer is waited for, in seconds.
     #[arg(long, default_value_t = 3.0, value_parser = positive::<f64>)]
     pub horizon: f64,
@@ -179,17 +188,23 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
     let mut report = Report::new(args, learner.settings(), tried);
     println!("{}", report.base());
     let learners = ((first as f64) * args.learner).round().max(1.0) as usize;
-    let rate = args.rate * learners as f64 / first as f64;
+    let served = ((first as f64) * args.served).round() as usize;
+    ensure!(
+        learners + served <= first,
+        "--learner and --served are more than all users"
+    );
+    let rate = args.rate * (learners + served) as f64 / first as f64;
     let mut stage = Stage {
         args,
-        user_parts: &user_parts[..learners],
+        user_parts: &user_parts[..learners + served],
+        learners,
         suggester: Suggester::new(&base)?,
         shuffle: (args.signal == Signal::Permuted).then(|| Shuffle::new(args.seed)),
         version: 0,
         queue: Queue::default(),
     };
     let length = Duration::from_secs_f64(60.0 * args.minutes);
-    let mut arrivals = Arrivals::new(args.seed, rate, length, learners).peekable();
+    let mut arrivals = Arrivals::new(args.seed, rate, length, learners + served).peekable();
     let mut head = 0;
     let mut publishing: Option<(f64, Arc<Checkpoint>)> = None;
     let mut period = Period::default();
@@ -229,11 +244,13 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
             println!("{}", report.add(minute, std::mem::take(&mut period)));
         }
         if second % every == 0 && second < seconds {
-            println!("{}", report.tried(minute, head, &try_out(&learner.checkpoint())?));
+            let tried = try_out(&learner.checkpoint())?.served_above(args.served_probability_min);
+            println!("{}", report.tried(minute, head, &tried));
         }
     }
     let last = learner.checkpoint();
-    println!("{}", report.tried(args.minutes, head, &try_out(&last)?));
+    let tried = try_out(&last)?.served_above(args.served_probability_min);
+    println!("{}", report.tried(args.minutes, head, &tried));
     if let Some(dir) = &args.out {
         last.write_dir(dir)?;
     }
@@ -244,6 +261,8 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
 struct Stage<'a> {
     args: &'a Args,
     user_parts: &'a [Vec<FilePart>],
+    /// How many of the users have the learning arm. They come first.
+    learners: usize,
     suggester: Suggester,
     shuffle: Option<Shuffle>,
     /// How many steps made the version that is served.
@@ -268,12 +287,15 @@ impl Stage<'_> {
                 "springtide rehearse suggestion 1",
                 &[args.seed, arrival.user as u64, arrival.nth],
             );
-            let sampled = Method::Sampled {
-                temperature: args.temperature,
-                seed: draws.seed(),
-                suppressed: draws.chance(args.explore),
+            let method = match arrival.user < self.learners {
+                true => Method::Sampled {
+                    temperature: args.temperature,
+                    seed: draws.seed(),
+                    suppressed: draws.chance(args.explore),
+                },
+                false => Method::Greedy,
             };
-            prompts.push((ids, [sampled]));
+            prompts.push((ids, [method]));
             pauses.push((arrival, pause));
         }
         let drafts = match args.signal {
@@ -286,8 +308,16 @@ impl Stage<'_> {
                 None => Some(self.typed(arrival.user, &pause, prompt)?),
                 Some([draft]) => {
                     let suppressed = matches!(method, Method::Sampled { suppressed: true, .. });
+                    let mut draft = draft;
+                    let probability_min = match arrival.user < self.learners {
+                        true => args.probability_min,
+                        false => args.served_probability_min,
+                    };
+                    draft.declined |= !suppressed && draft.log_prob < probability_min.ln();
                     let observation = observe(arrival.user, &pause, &draft);
-                    period.see(observation, args.tau);
+                    if arrival.user < self.learners {
+                        period.see(observation, args.tau);
+                    }
                     self.answered(observation, prompt, draft, suppressed)
                 }
             };
@@ -328,7 +358,11 @@ impl Stage<'_> {
             prompt,
             tokens: draft.tokens,
             log_probs: draft.log_probs,
-            temperature: self.args.temperature,
+            temperature: if observation.user < self.learners {
+                self.args.temperature
+            } else {
+                1.0
+            },
             declined: draft.declined,
             suppressed,
             reward: said.reward(self.args.tau),

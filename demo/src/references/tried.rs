@@ -60,6 +60,15 @@ impl Tried {
         Ok(Self { trials, tau })
     }
 
+    /// The same, if greedy texts whose probability is below `probability_min` are not shown.
+    pub fn served_above(mut self, probability_min: f64) -> Self {
+        let bound = probability_min.ln();
+        for Trial { greedy, .. } in &mut self.trials {
+            greedy.declined |= greedy.log_prob < bound;
+        }
+        self
+    }
+
     /// What users would have got at each pause. Thresholds for users with even numbers are chosen on the
     /// others, and the other way round.
     fn observations(&self, policy: Policy) -> Vec<Observation> {
