@@ -147,7 +147,7 @@ BODIES = {
         ["arms"], salt=TEXT, replaces=UUID, reason=TEXT,
         arms=list_of(record(["alias", "weight"], alias={"enum": ["learner", "champion", "base", "none"]},
                             weight={"type": "number"}, explore={"type": "number"},
-                            temperature_max={"type": "number"})),
+                            temperature_max={"type": "number"}, probability_min={"type": "number"})),
     ),
     "/v1/canaries": record(
         ["version"], version={"type": "integer"}, reason=TEXT,

@@ -333,6 +333,11 @@ async fn requests_for_arms_are_audited_or_refused_with_advice() {
             "temperature_max = 2.5; give 0 to 2",
         ),
         (
+            json!({"arms": [{"alias": "learner", "weight": 1, "probability_min": 1.0}]}),
+            400,
+            "probability_min = 1; give 0 to below 1",
+        ),
+        (
             json!({"arms": arms(&wider), "replaces": uuid::Uuid::nil()}),
             409,
             "not in force any more",
@@ -380,19 +385,27 @@ async fn requests_for_arms_are_audited_or_refused_with_advice() {
     let document = newest(&stack).await;
     assert_eq!((document.epoch, document.arms.len()), (2, 2));
 
-    // a bound on the temperature reaches the fleet, and is told wherever the arms are
+    // bounds on what users get reach the fleet, and are told wherever the arms are
     let mut bounded = arms(&wider);
     bounded[1]["temperature_max"] = json!(0.3);
+    bounded[1]["probability_min"] = json!(0.25);
     let (status, done) = put(&control, &json!({"arms": bounded, "reason": "steadier"})).await;
-    assert_eq!((status, &done["arms"][1]["temperature_max"]), (200, &json!(0.3)));
-    assert!(done["arms"][0].get("temperature_max").is_none(), "{done}");
+    let champion = &done["arms"][1];
+    assert_eq!((status, &champion["temperature_max"]), (200, &json!(0.3)));
+    assert_eq!(champion["probability_min"], json!(0.25));
+    for bound in ["temperature_max", "probability_min"] {
+        assert!(done["arms"][0].get(bound).is_none(), "{done}");
+    }
     let newest = newest(&stack).await;
     assert_eq!((newest.epoch, newest.temperature_max_of("champion")), (3, Some(0.3)));
+    assert_eq!(newest.probability_min_of("champion"), Some(0.25));
+    assert_eq!(newest.probability_min_of("learner"), None);
     let detail: String = sqlx::query_scalar("select detail from audit order by id desc limit 1")
         .fetch_one(&stack.pool)
         .await
         .unwrap();
-    assert!(detail.contains("champion 0.8 (temperature at most 0.3)"), "{detail}");
+    let told = "champion 0.8 (temperature at most 0.3, shows from probability 0.25)";
+    assert!(detail.contains(told), "{detail}");
     control.stop().await;
 }
 
@@ -407,6 +420,7 @@ async fn a_changed_configuration_counts_until_a_request_has_set_arms() {
         weight,
         explore: 0.0,
         temperature_max: None,
+        probability_min: None,
     };
     let with = |arms: Vec<ArmOptions>| {
         let options = ReleaseOptions {

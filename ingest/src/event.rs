@@ -220,7 +220,7 @@ pub struct Generation {
     #[serde(default)]
     pub seed: Option<u64>,
     pub finish_reason: FinishReason,
-    /// The policy chose to show nothing.
+    /// The policy chose to show nothing, or its text was held back because it was too improbable.
     #[serde(default)]
     pub declined: bool,
     /// Absent: unknown.

@@ -44,7 +44,7 @@ class Choice:
     root: str | None
     #: The arm that the user is in.
     arm: str | None
-    #: The policy chose to show nothing.
+    #: There is nothing to show: the policy declined, or its text was too improbable.
     declined: bool
     #: Why it will not be trained on, a code; None if nothing speaks against it yet.
     untrainable: str | None

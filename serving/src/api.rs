@@ -8,6 +8,7 @@
 //! disconnects, its choices are canceled, and the tokens sampled so far are logged as aborted.
 
 mod answer;
+mod bar;
 mod body;
 mod choice;
 mod completions;

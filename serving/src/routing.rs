@@ -31,6 +31,8 @@ pub struct Route {
     pub explore: f64,
     /// Highest temperature of users' requests of the arm. `None`: they have no bound.
     pub temperature_max: Option<f64>,
+    /// Lowest probability of a text that users of the arm are shown. `None`: they are shown all.
+    pub probability_min: Option<f64>,
 }
 
 /// Why a request has no route. Each message says what to do.
@@ -99,6 +101,7 @@ impl RouteTable {
                 probability,
                 explore: assignment.explore_of(alias),
                 temperature_max: assignment.temperature_max_of(alias),
+                probability_min: assignment.probability_min_of(alias),
             });
         }
         let unknown = || RouteError::Unknown {
@@ -125,6 +128,7 @@ impl RouteTable {
             version: version.clone(),
             explore: assignment.explore_of(&arm),
             temperature_max: assignment.temperature_max_of(&arm),
+            probability_min: assignment.probability_min_of(&arm),
             arm,
             probability: 1.0,
         })
@@ -147,6 +151,7 @@ impl RouteTable {
             explore: 0.0,
             // users of the canary will be users of champion
             temperature_max: route.temperature_max,
+            probability_min: route.probability_min,
         })
     }
 
@@ -239,6 +244,7 @@ pub(crate) mod tests {
                     weight: *weight,
                     explore: 0.0,
                     temperature_max: None,
+                    probability_min: None,
                 })
                 .collect(),
             cluster_arms: BTreeMap::new(),
@@ -392,7 +398,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_arm_bounds_the_temperature_however_it_is_requested_but_a_version_by_serial_has_no_bound() {
+    fn an_arm_has_its_bounds_however_it_is_requested_but_a_version_by_serial_has_none() {
         let routes = RouteTable::default();
         let mut assignment = assignment(
             3,
@@ -400,6 +406,7 @@ pub(crate) mod tests {
             &[("champion", 1.0), ("base", 0.0)],
         );
         assignment.arms[0].temperature_max = Some(0.3);
+        assignment.arms[0].probability_min = Some(0.25);
         assignment.shadow = 1.0;
         let templates = no_templates();
         let of_line = |serial| {
@@ -409,11 +416,18 @@ pub(crate) mod tests {
         };
         routes.apply(assignment, [1, 5, 7].map(of_line).into());
         let route = |model: &str| routes.route("demo", model, "u").unwrap();
-        let bound = |model: &str| route(model).temperature_max;
-        assert_eq!((bound("demo"), bound("demo@champion")), (Some(0.3), Some(0.3)));
-        assert_eq!((bound("demo@base"), bound("demo@7")), (None, None));
+        let bounds = |route: &Route| (route.temperature_max, route.probability_min);
+        let both = (Some(0.3), Some(0.25));
+        for (model, expected) in [
+            ("demo", both),
+            ("demo@champion", both),
+            ("demo@base", (None, None)),
+            ("demo@7", (None, None)),
+        ] {
+            assert_eq!(bounds(&route(model)), expected, "{model}");
+        }
         let unseen = routes.shadow(&route("demo"), 0.5).unwrap();
-        assert_eq!((unseen.version.serial, unseen.temperature_max), (5, Some(0.3)));
+        assert_eq!((unseen.version.serial, bounds(&unseen)), (5, both));
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub struct Arm {
     pub explore: f64,
     /// Highest temperature of users' requests. `None`: no bound.
     pub temperature_max: Option<f64>,
+    /// Lowest probability of a text that users are shown. `None`: they are shown all.
+    pub probability_min: Option<f64>,
 }
 
 /// The canary under way.
@@ -171,6 +173,7 @@ fn arms_of(arms: &Value) -> Vec<Arm> {
         share: if total > 0.0 { weight(arm) / total } else { 0.0 },
         explore: arm["explore"].as_f64().unwrap_or(0.0),
         temperature_max: arm["temperature_max"].as_f64(),
+        probability_min: arm["probability_min"].as_f64(),
     };
     arms.iter().map(arm).collect()
 }
@@ -200,8 +203,10 @@ mod tests {
         let shares: Vec<_> = arms.iter().map(|arm| (&*arm.alias, arm.share, arm.explore)).collect();
         assert_eq!(shares, [("learner", 0.75, 0.02), ("base", 0.25, 0.0)]);
         assert_eq!(arms_of(&json!("nonsense")), []);
-        let bounded = arms_of(&json!([{"alias": "a", "temperature_max": 0.3}, {"alias": "b"}]));
-        assert_eq!((bounded[0].share, bounded[0].temperature_max), (0.0, Some(0.3)));
-        assert_eq!(bounded[1].temperature_max, None);
+        let bounded =
+            arms_of(&json!([{"alias": "a", "temperature_max": 0.3, "probability_min": 0.25}, {"alias": "b"}]));
+        let bounds = |arm: &Arm| (arm.temperature_max, arm.probability_min);
+        assert_eq!((bounded[0].share, bounds(&bounded[0])), (0.0, (Some(0.3), Some(0.25))));
+        assert_eq!(bounds(&bounded[1]), (None, None));
     }
 }

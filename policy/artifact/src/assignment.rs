@@ -83,6 +83,11 @@ pub struct Arm {
     /// the document if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_max: Option<f64>,
+    /// Users are shown a text of the arm only if its probability is at least this, 0 to below 1.
+    /// Otherwise the policy declines. `None`: whatever its probability. Replicas from before ignore it.
+    /// Left out of the document if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probability_min: Option<f64>,
 }
 
 /// Why an assignment contradicts itself.
@@ -104,6 +109,8 @@ pub enum Error {
     Explore(String, f64),
     #[error("the arm `{0}` bounds temperatures by {1}; a bound is from 0 to {TEMPERATURE_BOUND_MAX}")]
     TemperatureMax(String, f64),
+    #[error("the arm `{0}` shows texts from the probability {1} on; a probability is from 0 to below 1")]
+    ProbabilityMin(String, f64),
     #[error("shadow is {0}; a share is from 0 to 1, and above 0 there must be an alias `{CANARY}`")]
     Shadow(f64),
     #[error("the salt `{0}` is not up to {SALT_BYTES_MAX} of a-z, 0-9 and `-`")]
@@ -150,6 +157,11 @@ impl Assignment {
                 && !(0.0..=TEMPERATURE_BOUND_MAX).contains(&max)
             {
                 return Err(Error::TemperatureMax(arm.alias.clone(), max));
+            }
+            if let Some(min) = arm.probability_min
+                && !(0.0..1.0).contains(&min)
+            {
+                return Err(Error::ProbabilityMin(arm.alias.clone(), min));
             }
         }
         let total = total_weight(arms);
@@ -207,6 +219,13 @@ impl Assignment {
     pub fn temperature_max_of(&self, alias: &str) -> Option<f64> {
         let arm = self.arms.iter().find(|arm| arm.alias == alias);
         arm.and_then(|arm| arm.temperature_max)
+    }
+
+    /// Lowest probability of a text that users of an alias are shown. `None`: the alias has no arm, or
+    /// its arm has no bar.
+    pub fn probability_min_of(&self, alias: &str) -> Option<f64> {
+        let arm = self.arms.iter().find(|arm| arm.alias == alias);
+        arm.and_then(|arm| arm.probability_min)
     }
 
     /// The kind to sign it as.
@@ -269,6 +288,7 @@ pub(crate) mod tests {
             weight,
             explore: 0.0,
             temperature_max: None,
+            probability_min: None,
         };
         Assignment {
             policy: "demo".into(),
@@ -310,6 +330,7 @@ pub(crate) mod tests {
             weight: 1.0,
             explore: 0.0,
             temperature_max: None,
+            probability_min: None,
         };
         assignment.cluster_arms = [("eu".to_owned(), vec![champion.clone()])].into();
         assignment.check().unwrap();
@@ -324,6 +345,7 @@ pub(crate) mod tests {
                 weight: 1.0,
                 explore: 0.0,
                 temperature_max: None,
+                probability_min: None,
             }],
         );
         assert_eq!(assignment.check(), Err(Error::UnknownAlias("nobody".into())));
@@ -458,6 +480,12 @@ pub(crate) mod tests {
                 Error::TemperatureMax(..)
             ));
         }
+        for min in [-0.1, 1.0, f64::NAN] {
+            assert!(matches!(
+                with(&|a| a.arms[0].probability_min = Some(min)),
+                Error::ProbabilityMin(..)
+            ));
+        }
         assert_eq!(
             with(&|a| a.arms.iter_mut().for_each(|arm| arm.weight = 0.0)),
             Error::NoWeight
@@ -499,6 +527,28 @@ pub(crate) mod tests {
         assert_eq!((of("champion"), of("base"), of("nobody")), (Some(0.3), Some(0.0), None));
         // whoever does not know the field reads the rest
         let before: Assignment = serde_json::from_str(&text.replace("temperature_max", "later_field")).unwrap();
+        assert_eq!(serde_json::to_string(&before).unwrap(), UNSALTED);
+    }
+
+    #[test]
+    fn an_arm_without_a_bar_has_the_bytes_that_it_had() {
+        let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
+        assert_eq!(read.arms[0].probability_min, None);
+        assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
+        let mut barred = read;
+        barred.arms[0].probability_min = Some(0.25);
+        barred.arms[1].probability_min = Some(0.0);
+        barred.check().unwrap();
+        let text = serde_json::to_string(&barred).unwrap();
+        assert!(text.contains(r#""explore":0.02,"probability_min":0.25}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Assignment>(&text).unwrap(), barred);
+        let of = |alias: &str| barred.probability_min_of(alias);
+        assert_eq!(
+            (of("champion"), of("base"), of("nobody")),
+            (Some(0.25), Some(0.0), None)
+        );
+        // whoever does not know the field reads the rest
+        let before: Assignment = serde_json::from_str(&text.replace("probability_min", "later_field")).unwrap();
         assert_eq!(serde_json::to_string(&before).unwrap(), UNSALTED);
     }
 }

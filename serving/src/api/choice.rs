@@ -10,7 +10,7 @@ use super::exploration::Exploration;
 use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
 use super::request::GenerationRequest;
 use super::sessions::Parent;
-use super::{Api, deadline, experts, exploration, shadow};
+use super::{Api, bar, deadline, experts, exploration, shadow};
 use crate::engine::caller::Caller;
 use crate::engine::{Constraint, Finish, SampleEvent, SampleRequest, Started, events_max};
 use crate::options::LogAway;
@@ -100,9 +100,9 @@ impl FrameSender {
         let frame = match result {
             Ok(Some(finished)) if finished.reason != FinishReason::Abort => Ok(Chunk {
                 index: self.index,
-                text: finished.text.get(self.sent_bytes..).unwrap_or_default().into(),
+                text: finished.shown_text().get(self.sent_bytes..).unwrap_or_default().into(),
                 tokens: match self.every_token {
-                    true => finished.tokens[self.sent_tokens..].to_vec(),
+                    true => finished.shown_tokens()[self.sent_tokens..].to_vec(),
                     false => Vec::new(),
                 },
                 finished: Some(Box::new(finished)),
@@ -210,6 +210,7 @@ impl ChoiceTask {
             Err(end) => (Begun::default(), Some(end)),
         };
         let route = &self.route;
+        let bar = bar::of(&self.request, route, self.explores());
         let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request, &self.layout);
         let mut tokens: Vec<SampledToken> = Vec::new();
         let mut generation_id = None;
@@ -238,7 +239,10 @@ impl ChoiceTask {
                     if let Some(stop) = stop {
                         break End::StopString(stop);
                     }
-                    let Some(frames) = &mut frames else { continue };
+                    // until the bar is reached nobody sees it: then the last frame has all
+                    let Some(frames) = frames.as_mut().filter(|_| bar.is_none()) else {
+                        continue;
+                    };
                     // a slow reader holds it up
                     let sent = tokio::select! {
                         biased;
@@ -306,6 +310,9 @@ impl ChoiceTask {
             End::StopString(stop) => (FinishReason::Stop, Some(StopReason::Text(stop))),
             End::CallerGone | End::DeadlinePassed | End::Refused(_) | End::Failed(_) => (FinishReason::Abort, None),
         };
+        let declined = tokens.iter().any(|token| Some(token.id) == route.version.decline_id);
+        let is_whole = !declined && reason != FinishReason::Abort;
+        let held_back = bar.is_some_and(|min| is_whole && !bar::is_reached(min, &tokens));
         // an engine elsewhere names the versions with its last event
         let unsure = begun.started.clone().filter(|_| ended_early && versions.is_none());
         let engine = begun.started.map(|started| started.engine);
@@ -319,8 +326,12 @@ impl ChoiceTask {
             versions,
             engine,
             constraint,
+            held_back,
             outcome: ChoiceOutcome {
-                stop_reason,
+                stop_reason: match route.version.decline_id {
+                    Some(decline) if held_back => Some(StopReason::Token(decline)),
+                    _ => stop_reason,
+                },
                 generation_id: Some(generation_id),
                 version: route.version.serial,
                 root: route.version.root.to_string(),
@@ -332,7 +343,7 @@ impl ChoiceTask {
                     .or(untrainable)
                     .or(self.request.untrainable())
                     .or(unknown_masks.then_some(UNTRAINABLE)),
-                declined: tokens.iter().any(|token| Some(token.id) == route.version.decline_id),
+                declined: declined || held_back,
             },
             tokens,
         };
@@ -351,6 +362,10 @@ impl ChoiceTask {
             Logged::Yes => {}
             Logged::No => finished.outcome.set_uncaptured(),
             Logged::Perhaps => finished.outcome.captured = Some(false),
+        }
+        if finished.held_back {
+            // the log has how it ended; a decline ends by its token
+            finished.reason = FinishReason::Stop;
         }
         Ok(Some(finished))
     }
@@ -450,6 +465,9 @@ impl ChoiceTask {
         .increment(1);
         if self.explores() {
             metrics::counter!("springtide_choices_explored_total", "arm" => self.route.arm.clone()).increment(1);
+        }
+        if finished.held_back {
+            metrics::counter!("springtide_choices_held_back_total", "arm" => self.route.arm.clone()).increment(1);
         }
         if let Some(code) = finished.outcome.untrainable {
             metrics::counter!("springtide_choices_untrainable_total", "code" => code).increment(1);

@@ -283,7 +283,7 @@ impl QueuedRequest {
         let choices = finished.iter().enumerate();
         let choice = |(index, finished): (usize, &FinishedChoice)| {
             let content = Content::whole(layout.parse(finished.shown_text()));
-            Choice::new(&request, index, content, &finished.tokens, Some(finished))
+            Choice::new(&request, index, content, finished.shown_tokens(), Some(finished))
         };
         let completion = Completion {
             header: &header,

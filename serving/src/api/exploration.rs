@@ -61,6 +61,7 @@ mod tests {
             probability: 0.6,
             explore,
             temperature_max: None,
+            probability_min: None,
         }
     }
 

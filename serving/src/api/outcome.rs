@@ -37,6 +37,8 @@ pub struct FinishedChoice {
     pub engine: Option<&'static str>,
     /// What constrained it, if the trainer can compute the same masks from that.
     pub constraint: Option<Constraint>,
+    /// It is below the bar of its arm, so it is answered as a decline. Its tokens have none.
+    pub held_back: bool,
     pub outcome: ChoiceOutcome,
 }
 
@@ -44,6 +46,11 @@ impl FinishedChoice {
     /// A client that reads only the text must show nothing if the policy declined.
     pub fn shown_text(&self) -> &str {
         if self.outcome.declined { "" } else { &self.text }
+    }
+
+    /// Those that the caller may see: the tokens of a text that is held back would tell it.
+    pub fn shown_tokens(&self) -> &[SampledToken] {
+        if self.held_back { &[] } else { &self.tokens }
     }
 }
 
@@ -59,7 +66,7 @@ pub struct ChoiceOutcome {
     /// Content hash.
     pub root: String,
     pub arm: String,
-    /// The policy chose to show nothing.
+    /// There is nothing to show: the policy declined, or its text is below the bar of the arm.
     pub declined: bool,
     /// Proves to ingest that feedback comes from who was answered. `None` if `generation_id` is.
     #[serde(skip_serializing_if = "Option::is_none")]

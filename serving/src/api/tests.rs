@@ -2,6 +2,7 @@
 //! fail. One file, because every test uses the same small server and log.
 
 pub(crate) mod agents;
+mod bar;
 mod elsewhere;
 mod shadow;
 mod temperature;

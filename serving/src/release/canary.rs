@@ -523,6 +523,7 @@ mod tests {
                         weight: 0.5,
                         explore: 0.0,
                         temperature_max: None,
+                        probability_min: None,
                     })
                     .collect(),
                 source: Source::Request,

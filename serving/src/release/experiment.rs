@@ -59,6 +59,9 @@ struct ArmView {
     /// Highest temperature of users' requests. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature_max: Option<f64>,
+    /// Lowest probability of a text that users are shown. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probability_min: Option<f64>,
     /// The version that it serves. Null: none, so its users are divided among the other arms.
     version: Option<i64>,
 }
@@ -75,6 +78,7 @@ impl ExperimentView {
             weight: arm.weight,
             explore: arm.explore,
             temperature_max: arm.temperature_max,
+            probability_min: arm.probability_min,
         });
         Some(ExperimentView {
             policy: inner.policy.clone(),

@@ -102,6 +102,10 @@ pub struct ArmOptions {
     /// 0 is greedy. Default: none, so each request is sampled at its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_max: Option<f64>,
+    /// Lowest probability of a text that users of the arm are shown: of a less probable one they are
+    /// told that the policy declined. 0 to below 1. Default: none, so they are shown all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probability_min: Option<f64>,
 }
 
 /// What releases know of the realtime run.
@@ -160,6 +164,7 @@ fn arm(alias: &str, weight: f64, explore: f64) -> ArmOptions {
         weight,
         explore,
         temperature_max: None,
+        probability_min: None,
     }
 }
 
@@ -245,6 +250,13 @@ pub(super) fn check_arms(name: &str, arms: &[ArmOptions]) -> anyhow::Result<()> 
                 arm.alias
             );
         }
+        if let Some(min) = arm.probability_min {
+            ensure!(
+                (0.0..1.0).contains(&min),
+                "{name} {:?} has probability_min = {min}; give 0 to below 1, or leave it out to show all texts",
+                arm.alias
+            );
+        }
     }
     Ok(())
 }
@@ -278,6 +290,13 @@ mod tests {
                 "{error}"
             );
         }
+        for min in [-0.1, 1.0, f64::NAN] {
+            let error = refusal(&|o| o.arms[1].probability_min = Some(min));
+            assert!(
+                error.contains(&format!("probability_min = {min}; give 0 to below 1")),
+                "{error}"
+            );
+        }
         assert!(refusal(&|o| o.propose = Some(Cadence::default())).contains("set it to \"canary\""));
         let none = Cadence {
             versions: 0,
@@ -299,14 +318,26 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_without_a_bound_is_written_as_before_there_were_bounds() {
+    fn a_bar_is_any_probability_below_1() {
+        for min in [0.0, 0.25, 0.999] {
+            let mut options = Options::default();
+            options.arms[1].probability_min = Some(min);
+            options.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_arm_without_bounds_is_written_as_before_there_were_bounds() {
         let written = r#"{"alias":"champion","weight":0.5,"explore":0.0}"#;
         let mut arm: ArmOptions = serde_json::from_str(written).unwrap();
         assert_eq!(arm, super::arm(CHAMPION, 0.5, 0.0));
         assert_eq!(serde_json::to_string(&arm).unwrap(), written);
-        arm.temperature_max = Some(0.3);
+        (arm.temperature_max, arm.probability_min) = (Some(0.3), Some(0.25));
         let text = serde_json::to_string(&arm).unwrap();
-        assert_eq!(text, written.replace('}', r#","temperature_max":0.3}"#));
+        assert_eq!(
+            text,
+            written.replace('}', r#","temperature_max":0.3,"probability_min":0.25}"#)
+        );
         assert_eq!(serde_json::from_str::<ArmOptions>(&text).unwrap(), arm);
     }
 

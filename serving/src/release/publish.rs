@@ -320,6 +320,7 @@ fn signed(arms: Vec<ArmOptions>) -> Vec<Arm> {
         weight: arm.weight,
         explore: arm.explore,
         temperature_max: arm.temperature_max,
+        probability_min: arm.probability_min,
     };
     arms.into_iter().map(arm).collect()
 }

@@ -24,6 +24,11 @@ pub struct Args {
     /// champion=none takes the bound away. Arms that are not named keep theirs.
     #[arg(long, value_name = "ALIAS=TEMPERATURE,…", value_delimiter = ',', value_parser = bound)]
     temperature_max: Vec<(String, Option<f64>)>,
+    /// The lowest probability of a text that users of an arm are shown, such as champion=0.25; of a less
+    /// probable one they are told that the policy declined. champion=none takes the bar away. Arms that
+    /// are not named keep theirs.
+    #[arg(long, value_name = "ALIAS=PROBABILITY,…", value_delimiter = ',', value_parser = bound)]
+    probability_min: Vec<(String, Option<f64>)>,
     /// Draw every user's arm anew. Without it, a user changes arms only if the shares move past them.
     #[arg(long)]
     new_salt: bool,
@@ -40,25 +45,28 @@ struct Arm {
     alias: String,
     weight: f64,
     explore: f64,
-    /// A control of an earlier build does not know it.
+    /// A control of an earlier build does not know it, nor the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     temperature_max: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    probability_min: Option<f64>,
 }
 
 impl Args {
     pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
         let current: Value = client.get(PATH, &[]).await?;
-        if self.set.is_empty() && self.explore.is_empty() && self.temperature_max.is_empty() && !self.new_salt {
+        let has_bounds = !self.temperature_max.is_empty() || !self.probability_min.is_empty();
+        if self.set.is_empty() && self.explore.is_empty() && !has_bounds && !self.new_salt {
             ensure!(
                 self.reason.is_none(),
-                "--reason belongs to a change: add --set, --explore, --temperature-max or --new-salt"
+                "--reason belongs to a change: add --set, --explore, --temperature-max, --probability-min or --new-salt"
             );
             return self.output.print(&current, || page(&current));
         }
         let reason = self.reason.context("a change of the arms needs --reason '…'")?;
         let arms: Vec<Arm> = serde_json::from_value(current["arms"].clone()).context("read the arms in force")?;
         let mut body = json!({
-            "arms": changed(&arms, &self.set, &self.explore, &self.temperature_max)?,
+            "arms": changed(&arms, &self.set, &self.explore, &self.temperature_max, &self.probability_min)?,
             "replaces": current["id"],
             "reason": reason,
         });
@@ -79,16 +87,16 @@ fn pair(text: &str) -> Result<(String, f64), String> {
     Ok((alias.trim().to_owned(), share))
 }
 
-/// `alias=temperature`, or `alias=none`.
+/// `alias=bound`, or `alias=none`.
 fn bound(text: &str) -> Result<(String, Option<f64>), String> {
     let (alias, bound) = text
         .split_once('=')
-        .ok_or("give alias=temperature, such as champion=0.3, or alias=none".to_owned())?;
+        .ok_or("give alias=number, such as champion=0.3, or alias=none".to_owned())?;
     let bound = match bound.trim() {
         "none" => None,
         number => match number.parse::<f64>() {
             Ok(bound) if bound.is_finite() => Some(bound),
-            _ => return Err(format!("{number:?} is no temperature: give a number, or none")),
+            _ => return Err(format!("{number:?} is no bound: give a number, or none")),
         },
     };
     Ok((alias.trim().to_owned(), bound))
@@ -100,6 +108,7 @@ fn changed(
     set: &[(String, f64)],
     explore: &[(String, f64)],
     temperature_max: &[(String, Option<f64>)],
+    probability_min: &[(String, Option<f64>)],
 ) -> anyhow::Result<Vec<Arm>> {
     let named = |pairs: &[(String, f64)], alias: &str| {
         let pair = pairs.iter().find(|(name, _)| name == alias);
@@ -126,6 +135,7 @@ fn changed(
         weight: *weight,
         explore: 0.0,
         temperature_max: None,
+        probability_min: None,
     });
     let mut arms: Vec<Arm> = kept.chain(new).collect();
     for (alias, share) in explore {
@@ -137,6 +147,11 @@ fn changed(
         let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
         arm.with_context(|| format!("--temperature-max names {alias}, which is no arm"))?
             .temperature_max = *bound;
+    }
+    for (alias, bar) in probability_min {
+        let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
+        arm.with_context(|| format!("--probability-min names {alias}, which is no arm"))?
+            .probability_min = *bar;
     }
     Ok(arms)
 }
@@ -157,11 +172,16 @@ fn page(experiment: &Value) -> String {
             Some(max) => format!("at most {max}"),
             None => "any".to_owned(),
         };
+        let probability = match arm["probability_min"].as_f64() {
+            Some(min) => format!("at least {min}"),
+            None => "any".to_owned(),
+        };
         [
             cell(&arm["alias"]),
             share(&arm["weight"]),
             share(&arm["explore"]),
             temperature,
+            probability,
             version,
         ]
     });
@@ -170,7 +190,8 @@ fn page(experiment: &Value) -> String {
         None | Some("") => "none".to_owned(),
         Some(salt) => salt.to_owned(),
     };
-    let mut page = table(["arm", ">users", ">explores", ">temperature", ">version"], arms);
+    let head = ["arm", ">users", ">explores", ">temperature", ">probability", ">version"];
+    let mut page = table(head, arms);
     page += &format!(
         "\nsince {} (epoch {}), by {}: {}\nsalt: {salt}\nthe realtime run learns from {}; champion moves every {} version(s)\n",
         text("since"),
@@ -196,6 +217,7 @@ mod tests {
             weight,
             explore,
             temperature_max: None,
+            probability_min: None,
         }
     }
 
@@ -211,7 +233,7 @@ mod tests {
             arm("base", 0.2, 0.0),
         ];
         let set = pairs("base=0.1,canary=0.1,champion=0.6,learner=0.2");
-        let arms = changed(&current, &set, &pairs("canary=0.5"), &[]).unwrap();
+        let arms = changed(&current, &set, &pairs("canary=0.5"), &[], &[]).unwrap();
         let expected = [
             arm("learner", 0.2, 0.02),
             arm("champion", 0.6, 0.0),
@@ -219,9 +241,9 @@ mod tests {
             arm("canary", 0.1, 0.5),
         ];
         assert_eq!(arms, expected);
-        let without_base = changed(&current, &pairs("champion=0.7, learner=0.3"), &[], &[]).unwrap();
+        let without_base = changed(&current, &pairs("champion=0.7, learner=0.3"), &[], &[], &[]).unwrap();
         assert_eq!(without_base, [arm("learner", 0.3, 0.02), arm("champion", 0.7, 0.0)]);
-        let explored = changed(&current, &[], &pairs("learner=0"), &[]).unwrap();
+        let explored = changed(&current, &[], &pairs("learner=0"), &[], &[]).unwrap();
         assert_eq!((explored.len(), &explored[0]), (3, &arm("learner", 0.3, 0.0)));
     }
 
@@ -232,22 +254,22 @@ mod tests {
             ..arm("champion", 0.5, 0.0)
         };
         let current = [arm("learner", 0.5, 0.02), bounded(Some(0.3))];
-        let kept = changed(&current, &pairs("champion=0.6,learner=0.4"), &[], &[]).unwrap();
+        let kept = changed(&current, &pairs("champion=0.6,learner=0.4"), &[], &[], &[]).unwrap();
         assert_eq!(kept[1].temperature_max, Some(0.3));
         for (text, expected) in [
             ("champion=0.7", Some(0.7)),
             ("champion = 0", Some(0.0)),
             ("champion=none", None),
         ] {
-            let arms = changed(&current, &[], &[], &[bound(text).unwrap()]).unwrap();
+            let arms = changed(&current, &[], &[], &[bound(text).unwrap()], &[]).unwrap();
             assert_eq!(arms, [current[0].clone(), bounded(expected)], "{text}");
         }
-        let unknown = changed(&current, &[], &[], &[bound("base=1").unwrap()]).unwrap_err();
+        let unknown = changed(&current, &[], &[], &[bound("base=1").unwrap()], &[]).unwrap_err();
         assert_eq!(unknown.to_string(), "--temperature-max names base, which is no arm");
         for (text, expected) in [
-            ("champion", "alias=temperature"),
-            ("champion=cold", "\"cold\" is no temperature"),
-            ("champion=nan", "\"nan\" is no temperature"),
+            ("champion", "alias=number"),
+            ("champion=cold", "\"cold\" is no bound"),
+            ("champion=nan", "\"nan\" is no bound"),
         ] {
             let error = bound(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
@@ -259,10 +281,27 @@ mod tests {
     }
 
     #[test]
+    fn a_bar_stays_until_it_is_changed_or_taken_away() {
+        let barred = |bar| Arm {
+            probability_min: bar,
+            ..arm("champion", 0.5, 0.0)
+        };
+        let current = [arm("learner", 0.5, 0.02), barred(Some(0.25))];
+        let kept = changed(&current, &[], &pairs("learner=0.1"), &[], &[]).unwrap();
+        assert_eq!(kept[1], current[1]);
+        for (text, expected) in [("champion=0.5", Some(0.5)), ("champion=none", None)] {
+            let arms = changed(&current, &[], &[], &[], &[bound(text).unwrap()]).unwrap();
+            assert_eq!(arms, [current[0].clone(), barred(expected)], "{text}");
+        }
+        let unknown = changed(&current, &[], &[], &[], &[bound("base=0.5").unwrap()]).unwrap_err();
+        assert_eq!(unknown.to_string(), "--probability-min names base, which is no arm");
+    }
+
+    #[test]
     fn a_change_that_contradicts_itself_is_refused() {
         let current = [arm("learner", 1.0, 0.0)];
         let refused = |set: &[(String, f64)], explore: &[(String, f64)]| {
-            changed(&current, set, explore, &[]).unwrap_err().to_string()
+            changed(&current, set, explore, &[], &[]).unwrap_err().to_string()
         };
         assert_eq!(
             refused(&pairs("learner=0.5,learner=0.5"), &[]),
@@ -281,14 +320,15 @@ mod tests {
         let experiment = json!({
             "epoch": 12, "salt": "", "since": "2026-11-27T10:00:00Z", "actor": "ana", "reason": "more champions",
             "learning_alias": "learner", "champion_every": 1, "warnings": ["no arm serves `learner`"],
-            "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "temperature_max": 0.3, "version": 41},
+            "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "temperature_max": 0.3,
+                      "probability_min": 0.25, "version": 41},
                      {"alias": "canary", "weight": 0.05, "explore": 0.0, "version": null}],
         });
         let page = page(&experiment);
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
-            "champion 95.0% 2.0% at most 0.3 41",
-            "canary 5.0% 0.0% any none",
+            "champion 95.0% 2.0% at most 0.3 at least 0.25 41",
+            "canary 5.0% 0.0% any any none",
             "by ana: more champions salt: none",
             "warning: no arm serves `learner`",
         ] {

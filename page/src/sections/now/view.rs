@@ -132,6 +132,7 @@ fn serving(data: &Data, now: OffsetDateTime) -> Markup {
             let arm = data.arms.iter().find(|arm| arm.alias == row.alias);
             let explore = arm.map_or(0.0, |arm| arm.explore);
             let temperature_max = arm.and_then(|arm| arm.temperature_max);
+            let probability_min = arm.and_then(|arm| arm.probability_min);
             vec![
                 html! { b { a href=(format!("/versions/{}", encoded(&row.alias))) { (row.alias) } } },
                 version(row.version),
@@ -139,6 +140,7 @@ fn serving(data: &Data, now: OffsetDateTime) -> Markup {
                     (percent(users(data, &row.alias), 0))
                     @if explore > 0.0 { small { " explores in " (percent(Some(explore), 0)) } }
                     @if let Some(max) = temperature_max { small { " temperature at most " (max.to_string()) } }
+                    @if let Some(min) = probability_min { small { " shows from probability " (min.to_string()) } }
                 },
                 html! { span .bad[late] { (serving) " of " (awake) } },
                 text(row.follows.as_deref().unwrap_or("pinned")),

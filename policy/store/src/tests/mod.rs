@@ -46,6 +46,7 @@ fn sample_assignment() -> Assignment {
         weight,
         explore: 0.0,
         temperature_max: None,
+        probability_min: None,
     };
     Assignment {
         policy: POLICY.into(),

@@ -172,6 +172,7 @@ mod tests {
             versions: versions.map(|spans| spans.iter().map(of).collect()),
             engine: None,
             constraint: None,
+            held_back: false,
             outcome: ChoiceOutcome {
                 stop_reason: None,
                 generation_id: None,
@@ -215,6 +216,7 @@ mod tests {
             probability: 1.0,
             explore: 0.0,
             temperature_max: None,
+            probability_min: None,
         };
         let spans = |tokens, versions: Option<&[(i64, usize)]>| -> Vec<(i64, u32)> {
             let spans = spans(&finished(tokens, versions), &route).into_iter();

@@ -242,6 +242,7 @@ fn bounded(max: Option<f64>) -> Route {
         probability: 0.6,
         explore: 0.0,
         temperature_max: max,
+        probability_min: None,
     }
 }
 

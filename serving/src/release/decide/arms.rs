@@ -70,7 +70,8 @@ fn describe(arms: &[ArmOptions]) -> String {
     let arms = arms.iter().map(|arm| {
         let explores = (arm.explore > 0.0).then(|| format!("explores {}", arm.explore));
         let bound = arm.temperature_max.map(|max| format!("temperature at most {max}"));
-        let rest: Vec<String> = explores.into_iter().chain(bound).collect();
+        let bar = arm.probability_min.map(|min| format!("shows from probability {min}"));
+        let rest: Vec<String> = explores.into_iter().chain(bound).chain(bar).collect();
         match rest.is_empty() {
             true => format!("{} {}", arm.alias, arm.weight),
             false => format!("{} {} ({})", arm.alias, arm.weight, rest.join(", ")),
@@ -196,8 +197,8 @@ pub fn by_request(
 }
 
 /// The arms with a canary that takes `share` of `champion`'s users. It stands behind `champion`, so that
-/// a larger share moves users of `champion` alone, and never back. Its requests are sampled as
-/// `champion`'s are.
+/// a larger share moves users of `champion` alone, and never back. Its requests are sampled, and its
+/// texts shown, as `champion`'s are.
 pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<ArmOptions> {
     // an arm of that name would be there twice
     let mut arms: Vec<ArmOptions> = arms.filter(|arm| arm.alias != CANARY).collect();
@@ -208,6 +209,7 @@ pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<Ar
             weight: 1.0,
             explore: 0.0,
             temperature_max: None,
+            probability_min: None,
         });
     }
     if let Some(at) = arms.iter().position(|arm| arm.alias == CHAMPION) {
@@ -216,6 +218,7 @@ pub fn with_canary(arms: impl Iterator<Item = ArmOptions>, share: f64) -> Vec<Ar
             weight: arms[at].weight * share,
             explore: arms[at].explore,
             temperature_max: arms[at].temperature_max,
+            probability_min: arms[at].probability_min,
         };
         arms[at].weight -= canary.weight;
         arms.insert(at + 1, canary);
@@ -267,6 +270,7 @@ mod tests {
             weight: *weight,
             explore: 0.0,
             temperature_max: None,
+            probability_min: None,
         };
         arms.iter().map(arm).collect()
     }
@@ -371,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_arm_explores_and_its_bound_are_told() {
+    fn what_an_arm_explores_and_its_bounds_are_told() {
         let mut told = configured();
         told[0].explore = 0.02;
         told[1].temperature_max = Some(0.3);
@@ -382,6 +386,9 @@ mod tests {
         told[0].temperature_max = Some(0.0);
         let learner = "learner 0.3 (explores 0.02, temperature at most 0), ";
         assert!(describe(&told).starts_with(learner), "{}", describe(&told));
+        told[1].probability_min = Some(0.25);
+        let champion = "champion 0.5 (temperature at most 0.3, shows from probability 0.25)";
+        assert!(describe(&told).contains(champion), "{}", describe(&told));
     }
 
     #[test]
@@ -398,22 +405,32 @@ mod tests {
         bounded[1].temperature_max = Some(2.5);
         let refused = asked(&by_key, &request(bounded));
         assert!(matches!(refused, Err(RequestError::Arms(why)) if why.contains("temperature_max = 2.5")));
+        let mut barred = configured();
+        barred[1].probability_min = Some(0.25);
+        assert_eq!(by_configuration(Some(&by_file), &barred).unwrap().arms, barred);
+        barred[1].probability_min = Some(1.0);
+        let refused = asked(&by_key, &request(barred));
+        assert!(
+            matches!(refused, Err(RequestError::Arms(why)) if why.contains("probability_min = 1; give 0 to below 1"))
+        );
     }
 
     #[test]
-    fn a_canarys_users_are_sampled_as_champions_are() {
+    fn a_canarys_users_get_what_champions_would() {
         let mut arms = configured();
         arms[1].explore = 0.02;
         arms[1].temperature_max = Some(0.3);
+        arms[1].probability_min = Some(0.25);
         let arms = with_canary(arms.into_iter(), 0.1);
         let found = |alias: &str| {
             let arm = arms.iter().find(|arm| arm.alias == alias).unwrap();
-            (arm.explore, arm.temperature_max)
+            (arm.explore, arm.temperature_max, arm.probability_min)
         };
-        assert_eq!(found(CHAMPION), (0.02, Some(0.3)));
+        assert_eq!(found(CHAMPION), (0.02, Some(0.3), Some(0.25)));
         assert_eq!(found(CANARY), found(CHAMPION));
-        assert_eq!(found(LEARNER), (0.0, None));
-        assert_eq!(with_canary(std::iter::empty(), 0.1)[1].temperature_max, None);
+        assert_eq!(found(LEARNER), (0.0, None, None));
+        let alone = &with_canary(std::iter::empty(), 0.1)[1];
+        assert_eq!((alone.temperature_max, alone.probability_min), (None, None));
     }
 
     #[test]

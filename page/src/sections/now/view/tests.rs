@@ -26,6 +26,7 @@ fn data() -> Data {
         share,
         explore,
         temperature_max: (alias == "champion").then_some(0.3),
+        probability_min: (alias == "champion").then_some(0.25),
     };
     let late = NOW - time::Duration::minutes(1);
     let both = json!([{"version": 41, "aliases": ["champion"]}, {"version": 57, "aliases": ["learner"]}]);
@@ -58,6 +59,7 @@ fn the_page_says_what_serves_whom_on_how_many_replicas_since_when_and_why() {
         "5 min",
         "explores in 2%",
         "temperature at most 0.3",
+        "shows from probability 0.25",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
