@@ -230,6 +230,7 @@ impl Learner {
         ModelLimits {
             context: config.max_position_embeddings,
             vocabulary: config.vocab_size,
+            decline: self.decline,
             experts: config.experts.clone(),
             grammars: Grammars::of(&self.state.checkpoint, config.vocab_size),
         }

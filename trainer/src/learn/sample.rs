@@ -220,6 +220,8 @@ pub struct ModelLimits {
     pub context: i64,
     /// Token ids are below this.
     pub vocabulary: i64,
+    /// The decline token. `None`: the policy cannot decline.
+    pub decline: Option<u32>,
     /// `None`: a dense model.
     pub experts: Option<Experts>,
     pub grammars: Grammars,

@@ -116,7 +116,7 @@ fn assemble(
             assembled.broken.entry(code.into()).or_default().push(id);
             continue;
         }
-        let mut sample = Sample::from(row);
+        let mut sample = row.into_sample(limits.decline);
         // a run chooses the sampling of its own rollouts
         if let Some(why) = sample.untrainable().filter(|_| production) {
             assembled.broken.entry(why.into()).or_default().push(id);

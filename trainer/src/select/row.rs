@@ -39,7 +39,6 @@ pub(super) struct Row {
     pub temperature: f32,
     pub top_p: f32,
     pub sampling: Option<Json<Sampling>>,
-    pub declined: bool,
     pub decline_suppressed: bool,
     pub exploration_share: Option<f32>,
     pub reward: f64,
@@ -66,34 +65,79 @@ impl Row {
     pub fn take_constraint(&mut self) -> Option<Constraint> {
         self.sampling.as_mut()?.constraint.take()
     }
+
+    /// `decline`: the model's decline token.
+    pub fn into_sample(self, decline: Option<u32>) -> Sample {
+        let ids = |v: Vec<i32>| v.into_iter().map(|id| id as u32).collect();
+        let sampling = self.sampling.map(|Json(sampling)| sampling);
+        let tokens: Vec<u32> = ids(self.token_ids);
+        let declines = decline.is_some_and(|decline| tokens.contains(&decline));
+        Sample {
+            generation: self.id,
+            tenant: self.tenant_id,
+            user: self.user_key,
+            replica: self.replica,
+            engine: self.engine,
+            class: self.surface,
+            // a user's request may name a group too
+            group: self.group_id.filter(|_| !self.production),
+            turn: None,
+            version: self.version_oldest,
+            staleness: 0,
+            prompt: ids(self.prompt_ids),
+            mask: self.train_mask.unwrap_or_else(|| vec![true; tokens.len()]),
+            tokens,
+            logprobs: self.logprobs,
+            temperature: self.temperature,
+            experts: None,
+            behavior: Behavior::from_logged(self.temperature, self.top_p, sampling).map(Arc::new),
+            reward: self.reward,
+            suppressed: self.decline_suppressed,
+            weight: explore::weight(declines, self.exploration_share),
+        }
+    }
 }
 
-impl From<Row> for Sample {
-    fn from(row: Row) -> Self {
-        let ids = |v: Vec<i32>| v.into_iter().map(|id| id as u32).collect();
-        let sampling = row.sampling.map(|Json(sampling)| sampling);
-        Sample {
-            generation: row.id,
-            tenant: row.tenant_id,
-            user: row.user_key,
-            replica: row.replica,
-            engine: row.engine,
-            class: row.surface,
-            // a user's request may name a group too
-            group: row.group_id.filter(|_| !row.production),
-            turn: None,
-            version: row.version_oldest,
-            staleness: 0,
-            prompt: ids(row.prompt_ids),
-            mask: row.train_mask.unwrap_or_else(|| vec![true; row.token_ids.len()]),
-            tokens: ids(row.token_ids),
-            logprobs: row.logprobs,
-            temperature: row.temperature,
-            experts: None,
-            behavior: Behavior::from_logged(row.temperature, row.top_p, sampling).map(Arc::new),
-            reward: row.reward,
-            suppressed: row.decline_suppressed,
-            weight: explore::weight(row.declined, row.exploration_share),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(token_ids: &[i32]) -> Row {
+        Row {
+            id: Uuid::nil(),
+            tenant_id: "default".into(),
+            user_key: "u".into(),
+            replica: "r".into(),
+            engine: None,
+            surface: "completion".into(),
+            group_id: None,
+            production: true,
+            version_oldest: 1,
+            prompt_ids: vec![1],
+            token_ids: token_ids.to_vec(),
+            logprobs: vec![-1.0; token_ids.len()],
+            train_mask: None,
+            temperature: 1.0,
+            top_p: 1.0,
+            sampling: None,
+            decline_suppressed: false,
+            exploration_share: Some(0.5),
+            reward: 0.0,
+            in_parts: false,
+            routed: false,
+            young: false,
+            signature: None,
+            unsigned_digest: None,
+            finished_at: OffsetDateTime::UNIX_EPOCH,
+            public_key: None,
         }
+    }
+
+    #[test]
+    fn a_text_that_was_held_back_has_not_the_weight_of_a_decline() {
+        let weight = |tokens: &[i32], decline| row(tokens).into_sample(decline).weight;
+        assert_eq!(weight(&[3, 9], Some(9)), 2.0);
+        assert_eq!(weight(&[3, 4], Some(9)), 1.0, "it may be logged as declined");
+        assert_eq!(weight(&[3, 9], None), 1.0);
     }
 }

@@ -26,6 +26,11 @@
 //!
 //! A trajectory of which any turn cannot be used has no such product. It is left out as a whole.
 //!
+//! A text that the bar of its arm held back (`probability_min`) has the reward of a decline, and is an
+//! answer all the same: π and μ are probabilities of its tokens. So what is estimated is the version's
+//! reward behind the bar as it fell in the log, where the samplers' probabilities decided. Which texts a bar
+//! on the version's own probabilities would hold back, the estimates do not know.
+//!
 //! Beside these, `estimate` is the self-normalized one without truncation, with its 95% interval over
 //! users, or the reason why the trajectories say too little about the version
 //! ([`evidence::offpolicy`]): then there is none. `estimate.doubly_robust` also uses a model of the
@@ -202,14 +207,16 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let computing = &trainer.computing;
     let model = computing.on_blocking_thread(build).await?.context("build the model")?;
     let model = Arc::new(model);
+    let vocabulary = model.config().vocab_size;
+    let decline = decline.filter(|&id| i64::from(id) < vocabulary);
     let limits = ModelLimits {
         context: model.config().max_position_embeddings,
-        vocabulary: model.config().vocab_size,
+        vocabulary,
+        decline,
         experts: model.config().experts.clone(),
-        grammars: Grammars::of(&checkpoint, model.config().vocab_size),
+        grammars: Grammars::of(&checkpoint, vocabulary),
     };
     drop(checkpoint); // the model has its weights
-    let decline = decline.filter(|&id| i64::from(id) < limits.vocabulary);
     let mut trajectories = Trajectories::new(&members);
     for slice in generations_of(&members) {
         for page in pages_of(trainer, &slice).await? {
