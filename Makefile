@@ -190,10 +190,14 @@ chaos-delta: stack ## damaged stores, wrong bases, broken deltas, replicas kille
 learn: build ## whether it learns, with the settings of make up: 5 seeds, both kinds of users, 10 minutes each (2 hours); USERS= SEEDS= MINUTES= ARGS=
 	scripts/learn.sh $(SPRINGTIDE) "$(or $(USERS),house plain)" "$(or $(SEEDS),1 2 3 4 5)" $(or $(MINUTES),10) $(ARGS)
 
-base: build ## train the demo's base model again, into .springtide/base (about 45 minutes on one idle core)
-	$(SPRINGTIDE) corpus build --out .springtide/base
-	$(SPRINGTIDE) train sft --data .springtide/base --out .springtide/base/model
+base: build ## train the demo's base model again, into .springtide/base (about an hour on one idle core)
+	$(SPRINGTIDE) corpus build --out .springtide/base/plain
+	$(SPRINGTIDE) train sft --data .springtide/base/plain --out .springtide/base/plain/model
+	$(SPRINGTIDE) corpus build --out .springtide/base --house 0.03 --tokenizer .springtide/base/plain
+	$(SPRINGTIDE) train sft --from .springtide/base/plain/model --data .springtide/base --out .springtide/base/model \
+	  --steps 400 --matrix-rate 0.006 --vector-rate 0.001
 	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model
+	$(SPRINGTIDE) corpus evaluate --model .springtide/base/model --users house
 
 ENVIRONMENTS := .springtide/environments-venv/bin/python
 

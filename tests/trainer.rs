@@ -33,6 +33,7 @@ pub mod world;
 use crate::support::eventually;
 use sqlx::Row;
 use std::time::Duration;
+use trainer::learn::loss::Loss;
 use trainer::publish::Error;
 use world::{Sampled, World};
 
@@ -343,6 +344,40 @@ async fn generations_of_older_versions_are_trained_on_up_to_the_bound() {
     let metrics = world.metrics(2).await;
     assert_eq!(metrics["mismatch"]["tokens"], 0, "nothing is of the head");
     assert!(metrics["stale"]["tokens"].as_u64() > Some(0));
+    assert_eq!(world.events().await, [""; 0], "nothing was quarantined");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn greedy_answers_of_another_arm_are_trained_on_by_a_loss_that_learns_from_them() {
+    let world = World::start("greedy").await;
+    world.follow(1, world.base, 0).await;
+    let mut options = world.options();
+    let (sampled, greedy) = (
+        world.sample(world.base, 4).await,
+        world.sample_at(0.0, world.base, 4).await,
+    );
+    world.insert_all(&greedy, "learner").await;
+    world.insert_all(&world.sample(world.base, 3).await, "base").await;
+    world.insert_all(&sampled, "champion").await;
+    options.realtime.step.loss = Loss::Verdicts { weight_max: 20.0 };
+    options.realtime.other_arms = vec!["learner".into()];
+    let running = world.run(options);
+    world.head_after(world.base).await;
+    world.settled().await;
+    running.stop().await;
+
+    let trained =
+        "select g.arm || ' ' || g.temperature, count(*) from disposition d join generation g on g.id = d.generation_id
+                   where d.kind = 'trained' group by 1 order by 1";
+    let trained: Vec<(String, i64)> = sqlx::query_as(trained).fetch_all(&world.stack.pool).await.unwrap();
+    assert_eq!(trained, [("champion 1".to_owned(), 4), ("learner 0".to_owned(), 4)]);
+    let held_out = world
+        .dispositions()
+        .await
+        .into_iter()
+        .filter(|one| one.kind == "held_out");
+    assert_eq!(held_out.count(), 3, "base is not learned from");
+    // the log-probabilities of both are those that the trainer computes
     assert_eq!(world.events().await, [""; 0], "nothing was quarantined");
 }
 

@@ -45,6 +45,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use self::args::{Args, Corpus, Dealt};
+pub use self::results::Served;
 pub use self::stats::Judgment;
 use self::{
     arrivals::Arrivals,
@@ -84,8 +85,8 @@ pub struct Settings {
     pub surface: Surface,
     /// Where the report is written by default.
     pub state_dir: PathBuf,
-    /// Bound of the temperature of the arm that follows, if the configuration has one.
-    pub following_temperature_max: Option<f64>,
+    /// How the arm that follows is served.
+    pub following: Served,
     /// Rebuilds a version from the policy store.
     pub load_version: LoadVersion,
     pub console: Console,
@@ -228,7 +229,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         minutes: args.minutes,
         rate: args.rate(),
         temperature: args.temperature,
-        following_temperature_max: settings.following_temperature_max,
+        following: settings.following,
         control: args.control,
         users: args.corpus.users,
         developers: args.corpus.developers as usize,
@@ -448,7 +449,7 @@ mod tests {
                 base: PathBuf::new(),
                 surface: surface(0.75, -0.25, Some(0.0)),
                 state_dir: PathBuf::new(),
-                following_temperature_max: None,
+                following: Served::default(),
                 load_version: LoadVersion(Arc::new(|_| Box::pin(async { Err(anyhow!("there is no store")) }))),
                 console: Console {
                     has_screen: || false,

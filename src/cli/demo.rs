@@ -75,10 +75,13 @@ fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
             horizon_seconds: surface.horizon_seconds,
         },
         state_dir: config.state_dir.clone(),
-        following_temperature_max: {
+        following: {
             let mut arms = config.release.arms.iter();
-            arms.find(|arm| arm.alias == "champion")
-                .and_then(|arm| arm.temperature_max)
+            let following = arms.find(|arm| arm.alias == "champion");
+            following.map_or_else(demo::Served::default, |arm| demo::Served {
+                temperature_max: arm.temperature_max,
+                probability_min: arm.probability_min,
+            })
         },
         load_version: load_version(app.config.clone()),
         console: demo::Console {

@@ -114,9 +114,11 @@ pub async fn poll(
     change: impl FnOnce(&mut Criteria<'_>),
 ) -> Selection {
     let (exhausted, answer_times) = (Exhausted::default(), AnswerTimes::default());
+    let arms = ["champion".to_owned()];
     let mut criteria = Criteria {
         policy: POLICY,
-        alias: "champion",
+        arms: &arms,
+        greedy: false,
         versions,
         credit: Credit::Turn,
         discount: 1.0,

@@ -262,6 +262,15 @@ impl World {
 
     /// Generations of `version`, newest ids last, with rewards of both signs.
     pub async fn sample(&self, version: i64, count: usize) -> Vec<Sampled> {
+        self.sample_at(1.0, version, count).await
+    }
+
+    /// 0 is greedy.
+    pub async fn sample_at(&self, temperature: f32, version: i64, count: usize) -> Vec<Sampled> {
+        let params = Params {
+            temperature,
+            ..Params::default()
+        };
         let checkpoint = self.materialize(version).await;
         let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
         (0..count)
@@ -269,14 +278,15 @@ impl World {
                 let seed = self.seeds.fetch_add(1, Ordering::Relaxed);
                 let prompt: Vec<u32> = (0..3 + seed % 5).map(|j| ((seed * 7 + j * 11) % 61) as u32).collect();
                 let suppressed = seed % 4 == 1;
-                let (tokens, logprobs) = generate(&model, &prompt, seed, suppressed.then_some(DECLINE));
+                let masked = suppressed.then_some(DECLINE);
+                let (tokens, logprobs) = generate_with(&model, &prompt, &params, seed, masked);
                 Sampled {
                     id: Uuid::now_v7(),
                     version,
                     prompt,
                     tokens,
                     logprobs,
-                    temperature: 1.0,
+                    temperature,
                     suppressed,
                     tenant: "default".into(),
                     user: "u".into(),
@@ -637,16 +647,25 @@ fn to_sample(sampled: &Sampled) -> Sample {
 
 /// Samples five tokens through the KV cache, as serving does, without the suppressed one.
 pub fn generate(model: &ExactModel, prompt: &[u32], seed: u64, suppressed: Option<u32>) -> (Vec<u32>, Vec<f32>) {
+    generate_with(model, prompt, &Params::default(), seed, suppressed)
+}
+
+fn generate_with(
+    model: &ExactModel,
+    prompt: &[u32],
+    params: &Params,
+    seed: u64,
+    suppressed: Option<u32>,
+) -> (Vec<u32>, Vec<f32>) {
     let mut cache = KvCache::new(model, 1, 64);
     let mut source = Source::new(seed);
-    let params = Params::default();
     let mut logits = model.prefill(&mut cache, 0, prompt).unwrap();
     let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         if let Some(id) = suppressed {
             suppress(&mut logits, id);
         }
-        let (token, logprob) = sample(&logits, &params, &mut source);
+        let (token, logprob) = sample(&logits, params, &mut source);
         tokens.push(token);
         logprobs.push(logprob);
         logits = model.decode(&mut cache, &[token]).unwrap().remove(0);

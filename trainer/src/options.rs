@@ -76,6 +76,11 @@ pub struct Realtime {
     /// `[[release.arm]]` serves it, else `champion`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
+    /// Arms that are learned from beside that alias, such as `champion`; default none. Their answers count if
+    /// a version of the line gave them, at most `staleness_max` steps ago. They may be greedy, so the loss must be
+    /// `verdicts`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_arms: Vec<String>,
     /// Trajectories per step; default 32. At least a quarter of them have a gradient, however long
     /// the step waits for that.
     pub cohort_size: u32,
@@ -114,6 +119,17 @@ pub struct Realtime {
 const STALENESS_MAX: u32 = 64;
 /// Smallest allowed `show_rate_window`. With fewer generations a show rate says little.
 pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
+
+impl Realtime {
+    /// The arms that are learned from, if the run follows this alias.
+    pub fn arms(&self, alias: &str) -> Vec<String> {
+        let others = self.other_arms.iter().filter(|other| *other != alias);
+        std::iter::once(alias)
+            .chain(others.map(String::as_str))
+            .map(str::to_owned)
+            .collect()
+    }
+}
 
 /// `[trainer.realtime.alarms]`: alarms that do not stop the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -160,6 +176,7 @@ impl Default for Realtime {
             enabled: true,
             line: "realtime".into(),
             alias: None,
+            other_arms: Vec::new(),
             cohort_size: 32,
             answer_seconds_max: 60.0,
             staleness_max: 0,
@@ -327,6 +344,11 @@ impl Options {
             !self.realtime.step.loss.is_supervised(),
             "trainer.realtime.step.loss: `cross_entropy` is for runs over a dataset: here it would ignore who sampled"
         );
+        ensure!(
+            self.realtime.other_arms.is_empty() || self.realtime.step.loss.learns_from_greedy(),
+            "trainer.realtime.other_arms: only the loss `verdicts` learns from more arms than that of the alias, because it does \
+             not ask how an answer was sampled"
+        );
         let Realtime { baseline, step, .. } = &self.realtime;
         ensure!(
             !matches!(step.loss, Loss::Verdicts { .. })
@@ -466,10 +488,21 @@ mod tests {
                 r#"{"baseline": "ema", "step": {"loss": {"name": "verdicts", "weight_max": 20}}}"#,
                 "step.loss",
             ),
+            (r#"{"other_arms": ["champion"]}"#, "other_arms"),
         ] {
             let error = error(&with(bad));
             assert!(error.contains(&format!("trainer.realtime.{field}")), "{error}");
         }
+    }
+
+    #[test]
+    fn verdicts_are_learned_from_in_other_arms_too() {
+        let json = r#"{"realtime": {"other_arms": ["champion", "learner"], "step": {"loss": {"name": "verdicts", "weight_max": 20}}}}"#;
+        let options: Options = serde_json::from_str(json).unwrap();
+        options.check().unwrap();
+        assert_eq!(options.realtime.arms("learner"), ["learner", "champion"]);
+        assert_eq!(options.realtime.arms("champion"), ["champion", "learner"]);
+        assert_eq!(Options::default().realtime.arms("learner"), ["learner"]);
     }
 
     #[test]

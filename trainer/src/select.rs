@@ -50,8 +50,10 @@ const TIMED_ROWS_MAX: i64 = 1_000;
 #[derive(Debug, Clone)]
 pub struct Criteria<'a> {
     pub policy: &'a str,
-    /// The learning arm.
-    pub alias: &'a str,
+    /// The arms that are learned from.
+    pub arms: &'a [String],
+    /// Whether greedy answers may be trained on.
+    pub greedy: bool,
     /// The versions that turns of episodes may come from, from [`versions`]. The first is the line's
     /// head: only what it samples is on-policy.
     pub versions: &'a [i64],
@@ -82,13 +84,13 @@ pub struct AnswerTimes {
 pub async fn answer_times(
     pool: &PgPool,
     policy: &str,
-    alias: &str,
+    arms: &[String],
     seconds_max: f64,
 ) -> Result<AnswerTimes, sqlx::Error> {
     let rows = sqlx::query_file!(
         "src/select/answer_time.sql",
         policy,
-        alias,
+        arms,
         first_id_of_the_last(TIMED),
         TIMED_ROWS_MAX
     )
@@ -208,6 +210,7 @@ async fn check_and_read(
         model_limits: limits,
         exhausted: &Exhausted::default(),
         credited: None,
+        greedy: false,
     };
     let faults = checks.faults(connection, &ids).await?;
     ids.retain(|id| !faults.contains_key(id));
@@ -227,6 +230,8 @@ struct Checks<'a> {
     exhausted: &'a Exhausted,
     /// What turns are credited with, if their own rewards count.
     credited: Option<BTreeMap<Uuid, f64>>,
+    /// See [`Criteria::greedy`].
+    greedy: bool,
 }
 
 impl Checks<'_> {
@@ -251,7 +256,8 @@ impl Checks<'_> {
             &self.exhausted.replicas,
             self.credited.is_some(),
             &turns,
-            &credits
+            &credits,
+            self.greedy
         )
         .fetch_all(connection)
         .await?;

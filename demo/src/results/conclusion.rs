@@ -5,7 +5,7 @@ use report::{
     number::{decimal, interval, percent, range, signed},
 };
 
-use super::RunReport;
+use super::{Parameters, RunReport};
 use crate::stats::{FOLLOWING, FROZEN, LEARNING};
 
 /// What the intervals allow to say.
@@ -68,8 +68,8 @@ impl RunReport {
             self.title(),
             difference(self.difference),
             difference(self.following_difference)
-                + if self.colder().is_some() {
-                    " at a lower temperature"
+                + if self.served_otherwise().is_some() {
+                    ", served in another way"
                 } else {
                     ""
                 },
@@ -106,7 +106,7 @@ impl RunReport {
                 following.n + frozen.n,
                 following.users + frozen.users,
             ));
-            sentences.extend(self.colder());
+            sentences.extend(self.served_otherwise());
         }
         let difference = self
             .difference_accepts_per_100
@@ -127,14 +127,24 @@ impl RunReport {
         sentences
     }
 
-    /// The arm that follows is colder than the frozen arm: a part of its difference is no learning.
-    fn colder(&self) -> Option<String> {
-        let bound = self.parameters.following_temperature_max?;
-        (bound < f64::from(self.parameters.temperature)).then(|| {
+    /// The arm that follows is served in another way than the frozen arm: a part of its difference is no
+    /// learning.
+    fn served_otherwise(&self) -> Option<String> {
+        let Parameters {
+            following, temperature, ..
+        } = &self.parameters;
+        let colder = following
+            .temperature_max
+            .filter(|bound| *bound < f64::from(*temperature));
+        let colder = colder.map(|bound| format!("is sampled at a temperature of at most {bound}, not {temperature}"));
+        let surer = following
+            .probability_min
+            .map(|bound| format!("shows no text whose probability is below {bound}"));
+        let ways = [colder, surer].into_iter().flatten().collect::<Vec<_>>();
+        (!ways.is_empty()).then(|| {
             format!(
-                "{FOLLOWING} is sampled at a temperature of at most {bound}, {FROZEN} at {}: this difference is of version \
-                 and temperature together.",
-                self.parameters.temperature
+                "{FOLLOWING} {}. So its difference from {FROZEN} is of version and way of serving together.",
+                ways.join(" and ")
             )
         })
     }

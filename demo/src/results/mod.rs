@@ -73,6 +73,15 @@ pub struct RunReport {
     pub staleness: Staleness,
 }
 
+/// Bounds of an arm.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Served {
+    /// Its users' requests are sampled at this temperature at most.
+    pub temperature_max: Option<f64>,
+    /// It shows no text whose probability is lower.
+    pub probability_min: Option<f64>,
+}
+
 #[derive(Debug, Default, Serialize)]
 pub struct Parameters {
     pub policy: String,
@@ -80,8 +89,8 @@ pub struct Parameters {
     pub minutes: f64,
     pub rate: f64,
     pub temperature: f32,
-    /// The arm that follows is sampled at this temperature at most.
-    pub following_temperature_max: Option<f64>,
+    /// How the arm that follows is served.
+    pub following: Served,
     /// Answers were permuted: there was nothing to learn.
     pub control: bool,
     pub users: Users,

@@ -161,6 +161,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 continue;
             }
         }
+        let arms = options.arms(alias);
         let due = |(at, (_, every)): (&Option<Instant>, (_, Duration))| at.is_none_or(|at| at.elapsed() >= every);
         let scan = scanned.iter().zip(SCANS).position(due).unwrap_or(SCANS.len() - 1);
         while let Some(notification) = closed.recv().now_or_never() {
@@ -168,7 +169,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         }
         if timed.is_none_or(|at| at.elapsed() >= TIMED_EVERY) {
             answer_times =
-                select::answer_times(&trainer.pool, &trainer.policy, alias, options.answer_seconds_max).await?;
+                select::answer_times(&trainer.pool, &trainer.policy, &arms, options.answer_seconds_max).await?;
             timed = Some(Instant::now());
         }
         if versions.first() != Some(&executor.head) {
@@ -179,7 +180,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let joined = executor.cohort.last_generations();
         let criteria = Criteria {
             policy: &trainer.policy,
-            alias,
+            arms: &arms,
+            greedy: options.step.loss.learns_from_greedy(),
             versions: &versions,
             credit: options.credit,
             discount: options.discount,

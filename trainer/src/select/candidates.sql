@@ -12,8 +12,8 @@
 --
 -- Nothing here says that a trajectory may be trained on: faults.sql does, for each of its
 -- generations, whatever their age. A cohort fills over several calls: its members stay, and a row
--- that appears later is added after them, even if its id is smaller. Parameters: policy, learning
--- alias, versions that they may come from (the head first), maximum rows, last
+-- that appears later is added after them, even if its id is smaller. Parameters: policy, arms
+-- that are learned from, versions that they may come from (the head first), maximum rows, last
 -- generations of trajectories to skip, surfaces that were timed, how long their answers take in
 -- seconds.
 with admitted as (
@@ -37,7 +37,7 @@ boundary as materialized (
                   and o.proven
                   and o.generation_id >= (select oldest from admitted)
                   -- no join, so that Postgres asks for the oldest ones only, one by one
-                  and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = $2
+                  and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = any ($2)
                               and waiting.version = any ($3)
                               and waiting.consent
                               and waiting.tenant_id = any ((select consenting_tenants($1))::text[])
@@ -50,7 +50,7 @@ boundary as materialized (
                                   where later.episode_id = o.episode_id and later.generation_id > o.generation_id
                                     and turn.id > o.generation_id and later.proven
                                     and turn.tenant_id = waiting.tenant_id
-                                    and turn.policy = $1 and turn.purpose = 'production' and turn.arm = $2
+                                    and turn.policy = $1 and turn.purpose = 'production' and turn.arm = any ($2)
                                     and turn.version = any ($3) and turn.consent
                                     and provenance_fault(turn.sampler, turn.replica, turn.policy, turn.arm, turn.version,
                                                          turn.sampled_at, turn.stored_at) is null)
@@ -62,15 +62,15 @@ boundary as materialized (
     left join unnest($6::text[], $7::double precision[]) as timed (surface, seconds) using (surface)
 )
 select candidate.id as "id!", candidate.episode_turns
-from unnest($3::bigint[]) as sampled_by (version)
-cross join lateral ( -- each version's rows by the index, in order
+from (select version, arm from unnest($3::bigint[]) as version cross join unnest($2::text[]) as arm) as sampled_by
+cross join lateral ( -- each version's rows in each arm by the index, in order
     select g.id, t.episode_turns
     from generation g
     -- one by one, or Postgres may read all trajectories
     cross join lateral (select t.reward, t.episode_id, t.episode_turns from trajectory t where t.generation_id = g.id offset 0) as t
     where g.policy = $1
       and g.purpose = 'production'
-      and g.arm = $2
+      and g.arm = sampled_by.arm
       and g.version = sampled_by.version
       and t.reward is not null
       and g.id <> all ($5)
@@ -84,7 +84,7 @@ cross join lateral ( -- each version's rows by the index, in order
           join generation turn on turn.id = later.generation_id
           where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
             and later.reward is not null
-            and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = $2 and turn.version = any ($3)
+            and turn.tenant_id = g.tenant_id and turn.policy = $1 and turn.arm = any ($2) and turn.version = any ($3)
             and not exists (select from disposition d where d.generation_id = turn.id)))
     order by g.id
     limit $4

@@ -5,7 +5,8 @@
 -- may come from, the head first (null: samples of any version will do), context in tokens,
 -- size of the vocabulary, whether the model is dense; who has reached a cap: tenants and user keys
 -- (pairs, in two arrays; requests without a user have one key), tenants, surfaces, replicas; whether
--- turns' own rewards count; what turns are credited with (ids, and values of the same number).
+-- turns' own rewards count; what turns are credited with (ids, and values of the same number);
+-- whether greedy answers may be trained on.
 select checked.id as "id!", checked.code as "code!"
 from (
     select g.id,
@@ -20,8 +21,8 @@ from (
                when not g.proven then 'bad_signature'
                -- its sampler says why
                when g.untrainable is not null then g.untrainable
-               -- a point mass has no gradient
-               when g.temperature <= 0 or g.sampling ->> 'top_k' = '1' then 'greedy'
+               -- a point mass has no gradient; a loss may learn from greedy answers all the same
+               when (g.temperature <= 0 and not $14) or g.sampling ->> 'top_k' = '1' then 'greedy'
                -- a dense model cannot have sampled it
                when $5 and exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
                when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0

@@ -68,7 +68,7 @@ pub async fn next(
         let candidates = sqlx::query_file!(
             "src/select/candidates.sql",
             criteria.policy,
-            criteria.alias,
+            criteria.arms,
             criteria.versions,
             CANDIDATES_MAX,
             &passed_over,
@@ -196,7 +196,7 @@ impl Selection {
             let decided = sqlx::query_file!(
                 "src/select/set_aside.sql",
                 criteria.policy,
-                criteria.alias,
+                criteria.arms,
                 criteria.versions,
                 claim.run,
                 oldest,
@@ -232,6 +232,7 @@ impl Selection {
             model_limits: criteria.model_limits,
             exhausted: criteria.exhausted,
             credited: criteria.credit.reads_turns().then_some(credited),
+            greedy: criteria.greedy,
         };
         let faults = checks.faults(connection, &ids).await?;
         let mut coded = Coded::new();
@@ -307,7 +308,7 @@ async fn queued(
     if episodes.is_empty() {
         return Ok(queued);
     }
-    let rows = sqlx::query_file!("src/select/turns.sql", &episodes, criteria.policy, criteria.alias)
+    let rows = sqlx::query_file!("src/select/turns.sql", &episodes, criteria.policy, criteria.arms)
         .fetch_all(connection)
         .await?;
     for rows in rows.chunk_by(|a, b| a.nth == b.nth) {

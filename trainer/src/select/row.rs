@@ -69,7 +69,22 @@ impl Row {
     /// `decline`: the model's decline token.
     pub fn into_sample(self, decline: Option<u32>) -> Sample {
         let ids = |v: Vec<i32>| v.into_iter().map(|id| id as u32).collect();
-        let sampling = self.sampling.map(|Json(sampling)| sampling);
+        // a greedy answer is logged with its probability at temperature 1, and filters did nothing to it
+        let is_greedy = self.temperature <= 0.0;
+        let (temperature, top_p) = if is_greedy {
+            (1.0, 1.0)
+        } else {
+            (self.temperature, self.top_p)
+        };
+        let sampling = self.sampling.map(|Json(sampling)| match is_greedy {
+            true => Sampling {
+                top_k: 0,
+                min_p: 0.0,
+                kept: None,
+                ..sampling
+            },
+            false => sampling,
+        });
         let tokens: Vec<u32> = ids(self.token_ids);
         let declines = decline.is_some_and(|decline| tokens.contains(&decline));
         Sample {
@@ -88,9 +103,9 @@ impl Row {
             mask: self.train_mask.unwrap_or_else(|| vec![true; tokens.len()]),
             tokens,
             logprobs: self.logprobs,
-            temperature: self.temperature,
+            temperature,
             experts: None,
-            behavior: Behavior::from_logged(self.temperature, self.top_p, sampling).map(Arc::new),
+            behavior: Behavior::from_logged(temperature, top_p, sampling).map(Arc::new),
             reward: self.reward,
             suppressed: self.decline_suppressed,
             weight: explore::weight(declines, self.exploration_share),
@@ -139,5 +154,31 @@ mod tests {
         assert_eq!(weight(&[3, 9], Some(9)), 2.0);
         assert_eq!(weight(&[3, 4], Some(9)), 1.0, "it may be logged as declined");
         assert_eq!(weight(&[3, 9], None), 1.0);
+    }
+
+    #[test]
+    fn a_greedy_answer_is_read_as_the_policys_own_at_temperature_1() {
+        let greedy = Row {
+            temperature: 0.0,
+            top_p: 0.9,
+            sampling: Some(Json(Sampling {
+                top_k: 40,
+                kept: Some(vec![1, 1]),
+                ..Sampling::default()
+            })),
+            ..row(&[3, 4])
+        };
+        let sample = greedy.into_sample(None);
+        assert_eq!(sample.temperature, 1.0);
+        assert!(sample.behavior.is_none() && sample.untrainable().is_none());
+        let steered = Row {
+            temperature: 0.0,
+            sampling: Some(Json(Sampling {
+                repetition_penalty: 1.2,
+                ..Sampling::default()
+            })),
+            ..row(&[3, 4])
+        };
+        assert_eq!(steered.into_sample(None).untrainable(), Some("steered_sampling"));
     }
 }

@@ -1,12 +1,12 @@
 -- Production generations that no cohort of this run will take, with the reason. What remains is the
 -- queue: it is checked when its turn comes (faults.sql). Open episodes have no trajectories, so
--- their turns wait. Parameters: policy, learning alias, versions that they may come
+-- their turns wait. Parameters: policy, arms that are learned from, versions that they may come
 -- from (the head first), run, oldest generation id to look at, maximum rows.
 with candidate as (
     select g.id,
            case
                -- other arms are kept for comparison
-               when g.arm <> $2 then 'other_arm'
+               when g.arm <> all ($2) then 'other_arm'
                when g.version_oldest <> all ($3) or g.version <> all ($3) then 'stale'
                -- so that a flood of them takes nobody's turn
                when g.sampler is null then 'unproven'

@@ -1,13 +1,13 @@
 -- All turns of some episodes, in the order of the session: those that closed together, with a reward.
 -- Turns that came later are trajectories without one. Parameters: a turn of each episode, policy,
--- learning alias.
+-- arms that are learned from.
 select chosen.nth as "nth!", turn.*
 from unnest($1::uuid[]) with ordinality as chosen (id, nth)
 cross join lateral (
     select g.id as "id!", t.episode_id as "episode_id!", t.episode_turns as "episode_turns!", t.turn_reward,
            t.reward as "reward!",
            -- it is of this run, which has not decided about it
-           (g.policy = $2 and g.arm = $3 and g.purpose = 'production'
+           (g.policy = $2 and g.arm = any ($3) and g.purpose = 'production'
             and not exists (select from disposition d where d.generation_id = g.id)) as "is_queued!",
            -- with its context
            g.prompt_prefix_len + cardinality(g.prompt_ids) + cardinality(g.token_ids)

@@ -141,14 +141,11 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
         let advantage = Tensor::from_slice(&batch.advantage);
         let settings = StepSettings::default();
         let loss = |logp: &Tensor| {
-            let (decline, is_decline) = (logp.zeros_like() + f64::NEG_INFINITY, logp.zeros_like());
             let terms = settings.loss.terms(&Tokens {
                 logp,
                 behavior: &logp.detach(),
                 advantage: &advantage,
                 lengths: &[logp.size()[0]],
-                decline: &decline,
-                is_decline: &is_decline,
             });
             terms.per_token.sum(Kind::Float)
         };
