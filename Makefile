@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -289,6 +289,9 @@ bench-quant: ## quantized copies: how much of them a step changes, and GB/s to m
 bench-evidence: ## simulated releases at continuous looks: false alarms, power, hours until a verdict by traffic (6 minutes beside other work); ARGS='--releases 100 --releases-per-effect 20'; ANSWERS=target/bench/release-answers.csv replays logged answers with effects instead
 	cargo bench --locked --profile dev --package evidence --bench simulate -- --json $(abspath $(TARGET))/bench/$(if $(ANSWERS),replay,evidence).json \
 		$(if $(ANSWERS),--answers $(abspath $(ANSWERS))) $(ARGS)
+
+bench-monitors: ## simulated monitors of a learning arm's answers: false alarms, delay by effect, two policies that avoid being scored (3 minutes beside other work); ARGS='--streams 40 --streams-per-effect 40 --policies 20'
+	cargo bench --locked --profile dev --package evidence --bench monitors -- --json $(abspath $(TARGET))/bench/monitors.json $(ARGS)
 
 bench-sync: stack ## from a step's bytes to the last follower serving them, and what a streaming client notices; MIB=1024 FOLLOWERS=2 STEPS=6 THREADS=2
 	SPRINGTIDE_SYNC_MIB=$(or $(MIB),1024) SPRINGTIDE_SYNC_FOLLOWERS=$(or $(FOLLOWERS),2) SPRINGTIDE_SYNC_STEPS=$(or $(STEPS),6) \

@@ -2,12 +2,14 @@
 
 #[path = "../benches/monitors/hacks.rs"]
 mod hacks;
+#[path = "../benches/monitors/sessions.rs"]
+mod sessions;
 #[path = "../benches/monitors/streams.rs"]
 mod streams;
 
 use evidence::change::Design;
 use evidence::figure::Figure;
-use hacks::Hack;
+use sessions::{HONEST_VERSIONS, Hack};
 use streams::{ALONE, Stream, WITH_OTHERS};
 
 /// The defaults of `trainer.realtime.alarms`.
@@ -62,5 +64,5 @@ fn a_policy_that_stays_as_it_is_raises_no_alarm() {
         let outcome = hacks::play(design, Hack::None, 16, seed);
         assert!(outcome.alarms.is_empty(), "{:?}", outcome.alarms);
     }
-    assert_eq!(hacks::share(hacks::HONEST_VERSIONS - 1), 0.0);
+    assert_eq!(sessions::share(HONEST_VERSIONS - 1), 0.0);
 }

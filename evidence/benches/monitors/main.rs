@@ -4,6 +4,7 @@
 //! The defaults are those of `trainer.realtime.alarms` and of the reported run (`bench/monitors.md`).
 
 mod hacks;
+mod sessions;
 mod streams;
 
 use std::path::PathBuf;
@@ -12,8 +13,8 @@ use anyhow::Context;
 use clap::Parser;
 use evidence::change::Design;
 use evidence::figure::Figure;
-use hacks::Hack;
 use serde_json::{Value, json};
+use sessions::Hack;
 use streams::{ALONE, Stream, Traffic, WITH_OTHERS};
 
 #[derive(Parser)]
@@ -66,6 +67,14 @@ const EFFECTS: [(Figure, f64); 16] = [
     (Figure::Entropy, 0.5),
 ];
 const TRAFFIC: [(&str, Traffic); 2] = [("beside another arm", WITH_OTHERS), ("alone", ALONE)];
+/// An arm that is compared with its own past cannot tell a day from a change.
+const DAYS_ALONE: (&str, Traffic) = (
+    "alone, with days",
+    Traffic {
+        day_amplitude: WITH_OTHERS.day_amplitude,
+        ..ALONE
+    },
+);
 /// Versions of a policy that avoids being scored.
 const VERSIONS: u32 = 16;
 
@@ -99,7 +108,7 @@ fn false_alarms(args: &Args, design: impl Fn(Figure) -> Design) -> Vec<Value> {
     );
     let mut rows = Vec::new();
     for figure in Figure::ALL {
-        for (name, traffic) in TRAFFIC {
+        for (name, traffic) in TRAFFIC.into_iter().chain([DAYS_ALONE]) {
             let counts = (0..args.streams).map(|nth| {
                 let mut stream = Stream::new(figure, traffic, args.seed.wrapping_mul(1_000_003) + nth);
                 streams::alarms(&design(figure), &mut stream, args.trajectories)

@@ -11,25 +11,28 @@ const VISITS: usize = 40;
 const VISIT_MEAN: f64 = 5.0;
 /// Standard deviation of users, in logits or in logarithms.
 const USER_SIGMA: f64 = 0.5;
-/// Of what changes for all arms over a day, likewise; and trajectories of a day.
-const DAY_AMPLITUDE: f64 = 0.3;
+/// Trajectories of a day.
 const DAY: f64 = 6_000.0;
 
-/// Shares of users.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic {
+    /// Shares of users.
     pub watched: f64,
     pub others: f64,
+    /// What changes for all arms over a day, in logits or in logarithms.
+    pub day_amplitude: f64,
 }
 
 /// 40% of users get the learning arm and 20% one that does not follow it; the rest is not looked at.
 pub const WITH_OTHERS: Traffic = Traffic {
     watched: 0.4,
     others: 0.2,
+    day_amplitude: 0.3,
 };
 pub const ALONE: Traffic = Traffic {
     watched: 1.0,
     others: 0.0,
+    day_amplitude: 0.0,
 };
 
 /// The mean of a figure, and for amounts the standard deviation of its logarithm within a user.
@@ -48,14 +51,13 @@ pub fn level(figure: Figure) -> (f64, f64) {
     }
 }
 
-/// One stream. The clock of a day does not run where the arm is compared with its own past: a test of
-/// that cannot tell a day from a change.
+/// One stream.
 pub struct Stream {
     figure: Figure,
     rng: StdRng,
     users: Vec<(Option<Side>, f64)>,
     visits: Vec<usize>,
-    has_days: bool,
+    day_amplitude: f64,
     trajectories: f64,
     /// What the watched arm's mean is moved by: added to a share, multiplied to an amount.
     pub effect: f64,
@@ -82,7 +84,7 @@ impl Stream {
             rng,
             users,
             visits,
-            has_days: traffic.others > 0.0,
+            day_amplitude: traffic.day_amplitude,
             trajectories: 0.0,
             effect: if is_amount(figure) { 1.0 } else { 0.0 },
         }
@@ -105,10 +107,7 @@ impl Stream {
 
     fn value(&mut self, side: Side, user: f64) -> f64 {
         let (mean, sigma) = level(self.figure);
-        let day = match self.has_days {
-            true => DAY_AMPLITUDE * (std::f64::consts::TAU * self.trajectories / DAY).sin(),
-            false => 0.0,
-        };
+        let day = self.day_amplitude * (std::f64::consts::TAU * self.trajectories / DAY).sin();
         let moved = user + day;
         if is_amount(self.figure) {
             let effect = if side == Side::Watched { self.effect } else { 1.0 };
