@@ -8,7 +8,7 @@ use edge::auth::Role;
 use futures::StreamExt;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, COOKIE, LOCATION, ORIGIN, SET_COOKIE};
 use reqwest::{Client, Response, redirect};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::Executor;
 
 use crate::control::Control;
@@ -318,7 +318,9 @@ const ANSWERS: &str = "
     from (values (-1, 2), (-65, 1)) period (ago, version), generate_series(1, 21) n, unnest(array['default', 'other']) tenant;
     insert into trajectory (generation_id, surface, reward_definition, reward)
     select id, 'completion', 1, case version when 1 then 0.5 else 0.1 end + 0.01 * (right(user_key, 1)::int % 2)
-    from generation where arm = 'champion' and policy = 'traced' and user_key like 'u%'";
+    from generation where arm = 'champion' and policy = 'traced' and user_key like 'u%';
+    insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at)
+    select uuidv7(), tenant_id, id, 'accept', true, now() from generation where user_key in ('u1', 'u3', 'u2')";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rewards_of_champion_now_stand_beside_those_before_for_each_tenant() {
@@ -350,7 +352,39 @@ async fn rewards_of_champion_now_stand_beside_those_before_for_each_tenant() {
         let difference = hour["difference"]["mean"].as_f64().unwrap();
         assert!((difference + 0.4).abs() < 1e-9, "{found}");
         assert_eq!((&day["answers"], &day["reward"]), (&0.into(), &Value::Null), "{found}");
+
+        // of version 1 there is nothing since it was made
+        let (status, found) = rewards(key, "?versions=2,1&surface=completion").await;
+        let [second, first] = [0, 1].map(|at| &found["periods"][at]);
+        assert_eq!(
+            (status, &second["ago"], &first["answers"]),
+            (200, &Value::Null, &0.into()),
+            "{found}"
+        );
+        assert_eq!(
+            (&first["figures"], &second["figures"]),
+            (&Value::Null, &now["figures"]),
+            "{found}"
+        );
+        let figures = &second["figures"];
+        assert_eq!(figures["answers"], answers, "{found}");
+        for (figure, value) in [
+            ("shown", json!(0.5)),
+            ("accepted", json!(0.2)),
+            ("unanswered", json!(0.8)),
+            ("unscored", json!(0.0)),
+            ("disagreement", json!(0.0)),
+            ("length", json!(1.0)),
+            ("repetition", Value::Null),
+            ("entropy", json!(1.0)),
+        ] {
+            assert_eq!(figures[figure], value, "{figure}: {found}");
+        }
+        let (_, found) = rewards(key, "?versions=2&surface=other").await;
+        assert_eq!(found["periods"][0]["answers"], 0, "{found}");
     }
+    let (status, problem) = rewards(&release, "?versions=2&ago=0").await;
+    assert_eq!(status, 400, "{problem}");
     let (status, problem) = rewards(&release, "?ago=1h").await;
     assert!(
         status == 400 && problem["detail"].as_str().unwrap().contains("seconds"),

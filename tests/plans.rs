@@ -260,6 +260,28 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         500_i64
     );
     ask!(
+        "trainer: figures of the next trajectories",
+        "../trainer/src/runs/monitors/next.sql",
+        "demo",
+        "champion",
+        vec!["base".to_owned()],
+        "completion",
+        recent,
+        60.0_f64,
+        200_i64
+    );
+    ask!(
+        "trainer: figures of the next trajectories, after a day",
+        "../trainer/src/runs/monitors/next.sql",
+        "demo",
+        "champion",
+        vec!["base".to_owned()],
+        "completion",
+        today,
+        60.0_f64,
+        200_i64
+    );
+    ask!(
         "trainer: abandoned rollouts",
         "../trainer/src/select/abandoned.sql",
         "demo",
@@ -694,8 +716,20 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         begins(&ends, time::Duration::minutes(15)),
         ends,
         None::<String>,
-        1_000_i64
+        1_000_i64,
+        None::<String>
     );
+    ask!(
+        "control: rewards of versions",
+        "../page/src/rewards_by_version.sql",
+        "demo",
+        None::<String>,
+        versions,
+        None::<String>,
+        1_000_i64,
+        None::<String>
+    );
+    ask_text!("control: figures of answers", "select * from answer_figures($1)", ids);
     let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
     ask!(
         "control: rewards by hour of a day",
@@ -705,7 +739,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         begins(&ends, time::Duration::HOUR),
         ends,
         None::<String>,
-        1_000_i64
+        1_000_i64,
+        None::<String>
     );
     let whole_prompt = "select id from generation where id = any($1) and prompt_prefix_len = 0 limit 1";
     let whole_prompt: Uuid = sqlx::query_scalar(whole_prompt)

@@ -19,6 +19,7 @@ mod grammar;
 mod judges;
 mod long_session;
 mod lora;
+mod monitors;
 mod offline;
 mod poison;
 mod preferences;

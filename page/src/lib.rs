@@ -16,6 +16,7 @@
 mod assets;
 mod browsers;
 pub mod dead_letters;
+mod figures;
 mod layout;
 mod live;
 mod login;

@@ -1,9 +1,13 @@
-//! What users did with an arm's answers in some periods, to compare now with before.
+//! What users did with an arm's answers in some periods, or with those of some versions, to compare now
+//! with before.
 
 use report::{Clusters, Interval};
 use serde::Serialize;
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
+use uuid::Uuid;
+
+use crate::figures::{self, Figures};
 
 /// Answers of one period that are read: the newest ones.
 pub const ANSWERS_MAX: i64 = 1_000;
@@ -26,13 +30,45 @@ pub struct Period {
     /// Requests whose user left before the first token. They are no answers.
     pub not_begun: i64,
     rewards: Clusters<(String, String)>,
+    /// Its answers.
+    ids: Vec<Uuid>,
+    figures: Option<Figures>,
+}
+
+/// Whose answers are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Of<'a> {
+    pub policy: &'a str,
+    /// `None`: all. By time there must be one.
+    pub arm: Option<&'a str>,
+    /// `None`: all.
+    pub surface: Option<&'a str>,
+    /// `None`: all.
+    pub tenant: Option<&'a str>,
+}
+
+/// What one user did in one period.
+struct Row {
+    period: i64,
+    tenant_id: String,
+    user_key: String,
+    first_version: i64,
+    last_version: i64,
+    answers: i64,
+    declined: i64,
+    aborted: i64,
+    not_begun: i64,
+    scored: i64,
+    reward: f64,
+    ids: Vec<Uuid>,
 }
 
 /// A period as JSON.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Shown {
-    /// From the end of the period until now, in seconds.
-    pub ago: i64,
+    /// From the end of the period until now, in seconds. `null`: it is a version's newest answers, of any
+    /// time.
+    pub ago: Option<i64>,
     /// `null`: no answers.
     pub first_version: Option<i64>,
     pub last_version: Option<i64>,
@@ -54,6 +90,8 @@ pub struct Shown {
     /// The first period looks worse than this one: the whole interval of the difference is below 0, both
     /// have at least 20 users, and the shares of answers that are scored differ by at most 0.1.
     pub first_is_worse: bool,
+    /// What the newest of its answers are like. `null`: there are none, or it was not asked for.
+    pub figures: Option<Figures>,
 }
 
 impl Period {
@@ -63,6 +101,11 @@ impl Period {
 
     pub fn interval(&self) -> Option<[f64; 2]> {
         self.rewards.interval().map(|interval| interval.ci95)
+    }
+
+    /// See [`add_figures`].
+    pub fn figures(&self) -> Option<Figures> {
+        self.figures
     }
 
     /// Scored answers, and their users.
@@ -87,12 +130,12 @@ impl Period {
     }
 }
 
-/// As JSON, compared with the first one. `ages`: see [`read`].
+/// As JSON, compared with the first one. `ages`: see [`read`]; empty for those of [`read_versions`].
 pub fn shown(periods: &[Period], ages: &[Duration]) -> Vec<Shown> {
-    let shown = |(number, (period, ago)): (usize, (&Period, &Duration))| {
+    let shown = |(number, period): (usize, &Period)| {
         let (scored, users) = period.scored();
         Shown {
-            ago: ago.whole_seconds(),
+            ago: ages.get(number).map(|ago| ago.whole_seconds()),
             first_version: period.versions.map(|[first, _]| first),
             last_version: period.versions.map(|[_, last]| last),
             answers: period.answers,
@@ -108,26 +151,64 @@ pub fn shown(periods: &[Period], ages: &[Duration]) -> Vec<Shown> {
                 .filter(|_| number > 0)
                 .and_then(|first| first.minus(period)),
             first_is_worse: periods.first().is_some_and(|first| first.is_worse_than(period)),
+            figures: period.figures,
         }
     };
-    periods.iter().zip(ages).enumerate().map(shown).collect()
+    periods.iter().enumerate().map(shown).collect()
 }
 
 /// What users did in the periods of this length that ended so long ago, in their order.
 pub async fn read(
     reader: &mut PgConnection,
-    (policy, arm): (&str, &str),
+    of: Of<'_>,
     length: Duration,
     ages: &[Duration],
-    tenant: Option<&str>,
 ) -> sqlx::Result<Vec<Period>> {
     let now = OffsetDateTime::now_utc();
     let ends: Vec<OffsetDateTime> = ages.iter().map(|ago| now.saturating_sub(*ago)).collect();
     let begins: Vec<OffsetDateTime> = ends.iter().map(|end| end.saturating_sub(length)).collect();
-    let rows = sqlx::query_file!("src/rewards.sql", policy, arm, &begins, &ends, tenant, ANSWERS_MAX)
-        .fetch_all(reader)
-        .await?;
-    let mut periods = vec![Period::default(); ages.len()];
+    let rows = sqlx::query_file_as!(
+        Row,
+        "src/rewards.sql",
+        of.policy,
+        of.arm,
+        &begins,
+        &ends,
+        of.tenant,
+        ANSWERS_MAX,
+        of.surface
+    );
+    Ok(periods(rows.fetch_all(reader).await?, ages.len()))
+}
+
+/// What users did with the newest answers of these versions, in their order.
+pub async fn read_versions(reader: &mut PgConnection, of: Of<'_>, versions: &[i64]) -> sqlx::Result<Vec<Period>> {
+    let rows = sqlx::query_file_as!(
+        Row,
+        "src/rewards_by_version.sql",
+        of.policy,
+        of.arm,
+        versions,
+        of.tenant,
+        ANSWERS_MAX,
+        of.surface
+    );
+    Ok(periods(rows.fetch_all(reader).await?, versions.len()))
+}
+
+/// Reads what the answers of these periods are like, of the newest of each.
+pub async fn add_figures(reader: &mut PgConnection, periods: &mut [Period]) -> sqlx::Result<()> {
+    let of_each = figures::ANSWERS_MAX / periods.len().max(1);
+    for period in periods {
+        period.ids.sort_unstable_by(|one, other| other.cmp(one));
+        period.ids.truncate(of_each);
+        period.figures = figures::read(&mut *reader, &period.ids).await?;
+    }
+    Ok(())
+}
+
+fn periods(rows: Vec<Row>, count: usize) -> Vec<Period> {
+    let mut periods = vec![Period::default(); count];
     for row in rows {
         let number = usize::try_from(row.period - 1).ok();
         let Some(period) = number.and_then(|number| periods.get_mut(number)) else {
@@ -139,13 +220,14 @@ pub async fn read(
         period.declined += row.declined;
         period.aborted += row.aborted;
         period.not_begun += row.not_begun;
+        period.ids.extend(row.ids);
         if row.scored > 0 {
             period
                 .rewards
                 .add_many((row.tenant_id, row.user_key), row.reward, row.scored as f64);
         }
     }
-    Ok(periods)
+    periods
 }
 
 #[cfg(test)]
@@ -164,6 +246,7 @@ pub(crate) mod tests {
             rewards: users
                 .map(|(user, &reward)| (("t".to_owned(), user.to_string()), reward))
                 .collect(),
+            ..Period::default()
         }
     }
 
@@ -172,7 +255,10 @@ pub(crate) mod tests {
         let periods = [period(7, &[0.5, 0.7]), period(3, &[0.1, 0.3]), Period::default()];
         let ages = [Duration::ZERO, Duration::HOUR, Duration::DAY];
         let [now, hour, day] = <[Shown; 3]>::try_from(shown(&periods, &ages)).unwrap();
-        assert_eq!((now.ago, now.first_version, now.last_version), (0, Some(7), Some(8)));
+        assert_eq!(
+            (now.ago, now.first_version, now.last_version),
+            (Some(0), Some(7), Some(8))
+        );
         assert_eq!((now.answers, now.scored, now.users, now.difference), (3, 2, 2, None));
         assert!((now.reward.unwrap() - 0.6).abs() < 1e-12);
         let difference = hour.difference.unwrap();
@@ -182,7 +268,7 @@ pub(crate) mod tests {
         );
         assert_eq!(
             (day.ago, day.answers, day.reward, day.difference),
-            (86_400, 0, None, None)
+            (Some(86_400), 0, None, None)
         );
     }
 

@@ -1,5 +1,6 @@
 -- What users did with the newest answers of an arm in each period, by user.
--- $1 policy, $2 arm, $3 and $4 begins and ends of the periods, $5 tenant (null: all), $6 answers of a period at most.
+-- $1 policy, $2 arm, $3 and $4 begins and ends of the periods, $5 tenant (null: all), $6 answers of a period at most, $7 surface
+-- (null: all).
 select period.number as "period!",
        g.tenant_id,
        g.user_key,
@@ -10,7 +11,8 @@ select period.number as "period!",
        count(*) filter (where g.finish_reason = 'abort' and g.untrainable is distinct from 'no_first_token') as "aborted!",
        count(*) filter (where g.untrainable = 'no_first_token') as "not_begun!",
        count(t.reward) as "scored!",
-       coalesce(sum(t.reward), 0) as "reward!"
+       coalesce(sum(t.reward), 0) as "reward!",
+       array_agg(g.id) as "ids!"
 from unnest($3::timestamptz[], $4::timestamptz[]) with ordinality as period (begins, ends, number)
 cross join lateral (
     select g.id, g.tenant_id, g.user_key, g.version, g.declined, g.finish_reason, g.untrainable
@@ -20,6 +22,7 @@ cross join lateral (
       and not g.decline_suppressed  -- an answer that was forced is not the policy's own
       and g.id >= first_generation_id(period.begins) and g.id < first_generation_id(period.ends)
       and ($5::text is null or g.tenant_id = $5)
+      and ($7::text is null or g.surface = $7)
     order by g.id desc
     limit $6
 ) g

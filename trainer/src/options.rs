@@ -1,6 +1,8 @@
 //! `[trainer]` of `springtide.toml`. Every field has a default. Invalid values are refused when the
 //! file is loaded.
 
+mod alarms;
+
 use crate::judge;
 use crate::learn::advantage::{BaselineKind, Credit};
 use crate::learn::guards::Limits;
@@ -10,6 +12,8 @@ use crate::runs::grader;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
+
+pub use alarms::{Alarms, SHOW_RATE_WINDOW_MIN};
 
 /// `[trainer]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,8 +121,6 @@ pub struct Realtime {
 
 /// Largest allowed `staleness_max`.
 const STALENESS_MAX: u32 = 64;
-/// Smallest allowed `show_rate_window`. With fewer generations a show rate says little.
-pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
 
 impl Realtime {
     /// The arms that are learned from, if the run follows this alias.
@@ -128,45 +130,6 @@ impl Realtime {
             .chain(others.map(String::as_str))
             .map(str::to_owned)
             .collect()
-    }
-}
-
-/// `[trainer.realtime.alarms]`: alarms that do not stop the run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Alarms {
-    /// The alarm is on if the learning arm shows a smaller share of its generations; 0 to 1, default
-    /// 0.1. It is also on below a third of what the other arms show.
-    pub show_rate_min: f64,
-    /// How many of an arm's latest generations its show rate is computed from; at least 100, default
-    /// 500.
-    pub show_rate_window: u32,
-    /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1, default
-    /// 0.05.
-    pub quarantine_share_max: f64,
-    /// The alarm is on if the log-probabilities of the latest 512 samples of other engines have a larger
-    /// mean k3, nats per token; default 0.001. A token counts with at most 0.2, and a quarantined sample
-    /// not at all. That of our own engine has no bound: it is on if any
-    /// sample differs at all.
-    pub remote_k3_max: f64,
-    /// The alarm is on if a larger share of the latest 512 samples lacked proof of who sampled them; 0
-    /// to 1, default 0.05. 1: never.
-    pub unproven_share_max: f64,
-    /// The alarm is on if a cap dropped a larger share of the latest 512 samples; 0 to 1, default 0.5.
-    /// 1: never.
-    pub capped_share_max: f64,
-}
-
-impl Default for Alarms {
-    fn default() -> Self {
-        Alarms {
-            show_rate_min: 0.1,
-            show_rate_window: 500,
-            quarantine_share_max: 0.05,
-            remote_k3_max: 0.001,
-            unproven_share_max: 0.05,
-            capped_share_max: 0.5,
-        }
     }
 }
 
@@ -295,31 +258,7 @@ impl Options {
         if let Some((name, _)) = positive.iter().find(|(_, valid)| !valid) {
             bail!("{name} must be at least 1");
         }
-        let alarms = &self.realtime.alarms;
-        ensure!(
-            (0.0..=1.0).contains(&alarms.show_rate_min),
-            "trainer.realtime.alarms.show_rate_min must be from 0 to 1"
-        );
-        ensure!(
-            alarms.show_rate_window >= SHOW_RATE_WINDOW_MIN,
-            "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&alarms.quarantine_share_max),
-            "trainer.realtime.alarms.quarantine_share_max must be from 0 to 1"
-        );
-        ensure!(
-            alarms.remote_k3_max.is_finite() && alarms.remote_k3_max > 0.0,
-            "trainer.realtime.alarms.remote_k3_max must be finite and above 0"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&alarms.unproven_share_max),
-            "trainer.realtime.alarms.unproven_share_max must be from 0 to 1"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&alarms.capped_share_max),
-            "trainer.realtime.alarms.capped_share_max must be from 0 to 1"
-        );
+        self.realtime.alarms.check()?;
         ensure!(
             (0.0..=86_400.0).contains(&self.realtime.answer_seconds_max),
             "trainer.realtime.answer_seconds_max must be from 0 to 86400"
@@ -433,16 +372,6 @@ mod tests {
         let mut options = Options::default();
         options.offline.guards.difference_max = -1.0;
         assert!(error(&options).contains("trainer.offline.guards.difference_max"));
-    }
-
-    #[test]
-    fn an_alarm_without_enough_generations_is_refused() {
-        let mut options = Options::default();
-        options.realtime.alarms.show_rate_window = 99;
-        assert!(error(&options).contains("show_rate_window"));
-        options.realtime.alarms = Alarms::default();
-        options.realtime.alarms.show_rate_min = f64::NAN;
-        assert!(error(&options).contains("show_rate_min"));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued
 //! offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. What trains does it through
 //! `executor.rs`. `schedule.rs` says when a run may work. `learning.rs` knows which alias is learned
-//! from. `show_rate.rs` watches the show rate, and `trainer.rs` has what they share. `sft.rs` is a
-//! program of its own.
+//! from. `show_rate.rs` watches the show rate, `monitors.rs` what answers are like, and `trainer.rs` has
+//! what they share. `sft.rs` is a program of its own.
 
 pub mod claim;
 pub mod grader;
 pub mod learning;
+pub mod monitors;
 pub mod random;
 pub mod schedule;
 pub mod show_rate;

@@ -58,6 +58,15 @@ struct Fate {
     generations: i64,
 }
 
+/// Where the tests of one surface's figures stand.
+#[derive(Debug)]
+struct Monitor {
+    surface: String,
+    /// As trainer/src/runs/monitors.rs writes them.
+    figures: Value,
+    updated_at: OffsetDateTime,
+}
+
 #[derive(Debug)]
 struct Data {
     run: Run,
@@ -65,6 +74,7 @@ struct Data {
     steps: Vec<Step>,
     events: Vec<Event>,
     fates: Vec<Fate>,
+    monitors: Vec<Monitor>,
 }
 
 async fn run(reader: &mut PgConnection, policy: &str) -> sqlx::Result<Option<Run>> {
@@ -114,11 +124,19 @@ async fn read(reader: &mut PgConnection, policy: &str, span: Span) -> sqlx::Resu
     )
     .fetch_all(&mut *reader)
     .await?;
+    let monitors = sqlx::query_as!(
+        Monitor,
+        "select surface, figures, updated_at from monitor where run_id = $1 order by surface limit 16",
+        run.id
+    )
+    .fetch_all(&mut *reader)
+    .await?;
     Ok(Some(Data {
         run,
         steps,
         events,
         fates,
+        monitors,
     }))
 }
 
@@ -174,6 +192,16 @@ fn shown(data: &Data, span: Span, now: OffsetDateTime) -> Vec<Region> {
             title: "Guards and alarms",
             body: worries(&data.events, now),
             sources: vec![format!("springtide run events {run}"), format!("GET /v1/runs/{run}/events")],
+        },
+        Region {
+            id: "answers",
+            title: "What the learning arm's answers are like",
+            body: monitors(&data.monitors, now),
+            sources: vec![
+                "springtide release compare --arm learner".into(),
+                "GET /v1/rewards?arm=learner".into(),
+                format!("select surface, figures from monitor where run_id = '{run}'"),
+            ],
         },
         Region {
             id: "fates",
@@ -320,6 +348,58 @@ fn worries(events: &[Event], now: OffsetDateTime) -> Markup {
         &rows,
         "Nothing in the run's latest 1,000 events.",
     )
+}
+
+fn monitors(monitors: &[Monitor], now: OffsetDateTime) -> Markup {
+    let of_surface = |monitor: &Monitor| -> Vec<Vec<Markup>> {
+        let figures = monitor.figures.as_array().map(Vec::as_slice).unwrap_or_default();
+        let row = |figure: &Value| {
+            let (name, levels) = (figure["figure"].as_str().unwrap_or("–"), &figure["levels"]);
+            let level = |which: &str| {
+                let level = levels[which].as_f64();
+                text(match name {
+                    "length" => decimal(level, 1),
+                    "entropy" => decimal(level, 2),
+                    _ => percent(level, 1),
+                })
+            };
+            let state = match (figure["changed"] == true, levels.is_null()) {
+                (true, _) => html! { span .state .open { "changed" } },
+                (false, true) => text("its reference is not complete"),
+                (false, false) => html! { span .state .good { "as before" } },
+            };
+            vec![
+                text(&monitor.surface),
+                text(name.replace('_', " ")),
+                level("reference"),
+                level("recent"),
+                level("others"),
+                text(percent(figure["evidence"].as_f64(), 0)),
+                state,
+            ]
+        };
+        figures.iter().map(row).collect()
+    };
+    let rows: Vec<Vec<Markup>> = monitors.iter().flat_map(of_surface).collect();
+    let head = [
+        "surface",
+        "figure",
+        "reference",
+        "now",
+        "other arms",
+        "evidence",
+        "state",
+    ];
+    let newest = monitors.iter().map(|monitor| monitor.updated_at).max();
+    html! {
+        (table("What the learning arm's answers are like", &head, &rows, "No trajectory has closed yet."))
+        @if let Some(newest) = newest {
+            p .note {
+                "Evidence of a change, as a share of what raises an alarm. Shares are of the answers that were shown, "
+                "lengths in tokens, entropy in nats a token. Last written " (ago(newest, now)) "."
+            }
+        }
+    }
 }
 
 fn fates(fates: &[Fate], span: Span) -> Markup {

@@ -17,7 +17,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::layout::{Page, Region, Shown, table, text};
-use crate::rewards::{self, Period};
+use crate::rewards::{self, Of, Period};
 use crate::site::{Site, unavailable};
 use crate::viewer::Viewer;
 use crate::words::{ago, bytes, count, version, version_or_none};
@@ -156,9 +156,14 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
 /// `champion` in the periods that are compared, and by hour.
 async fn read_compared(site: &Site, tenant: Option<&str>) -> Result<(Vec<Period>, Vec<Period>), Problem> {
     let mut reader = site.read(tenant).await?;
-    let champion = (site.policy(), "champion");
-    let before = rewards::read(&mut reader, champion, COMPARED, &COMPARED_AGES, tenant).await;
-    let hours = rewards::read(&mut reader, champion, Duration::HOUR, &hours(), tenant).await;
+    let champion = Of {
+        policy: site.policy(),
+        arm: Some("champion"),
+        surface: None,
+        tenant,
+    };
+    let before = rewards::read(&mut reader, champion, COMPARED, &COMPARED_AGES).await;
+    let hours = rewards::read(&mut reader, champion, Duration::HOUR, &hours()).await;
     Ok((before.map_err(unavailable)?, hours.map_err(unavailable)?))
 }
 

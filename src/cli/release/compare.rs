@@ -15,9 +15,15 @@ const VERDICT_MAX: usize = 4;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Alias that answered.
-    #[arg(long, default_value = "champion")]
-    arm: String,
+    /// Alias that answered. Default: champion; with --versions all.
+    #[arg(long)]
+    arm: Option<String>,
+    /// Instead: the newest answers of these versions, compared with the first.
+    #[arg(long, value_delimiter = ',', value_name = "SERIALS", conflicts_with_all = ["ago", "since", "period"])]
+    versions: Vec<i64>,
+    /// Answers on this surface only.
+    #[arg(long)]
+    surface: Option<String>,
     /// Length of each period.
     #[arg(long, default_value = "15m", value_parser = age)]
     period: Duration,
@@ -33,6 +39,22 @@ pub struct Args {
 
 impl Args {
     pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
+        let mut query: Vec<(&str, String)> = Vec::new();
+        query.extend(self.arm.clone().map(|arm| ("arm", arm)));
+        query.extend(self.surface.clone().map(|surface| ("surface", surface)));
+        match self.versions.is_empty() {
+            true => query.extend(self.periods()?),
+            false => {
+                let serials: Vec<String> = self.versions.iter().map(i64::to_string).collect();
+                query.push(("versions", serials.join(",")));
+            }
+        }
+        let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, &**value)).collect();
+        let rewards: Value = client.get("/v1/rewards", &query).await?;
+        self.output.print(&rewards, || text(&rewards))
+    }
+
+    fn periods(&self) -> anyhow::Result<[(&'static str, String); 2]> {
         let period = self.period.as_secs();
         anyhow::ensure!(period > 0, "--period must be at least 1s");
         let ages: Vec<u64> = match self.since {
@@ -47,16 +69,14 @@ impl Args {
             None => [0].into_iter().chain(self.ago.iter().map(Duration::as_secs)).collect(),
         };
         let ages: Vec<String> = ages.iter().map(u64::to_string).collect();
-        let (period, ages) = (period.to_string(), ages.join(","));
-        let query = [("arm", &*self.arm), ("period", &*period), ("ago", &*ages)];
-        let rewards: Value = client.get("/v1/rewards", &query).await?;
-        self.output.print(&rewards, || text(&rewards))
+        Ok([("period", period.to_string()), ("ago", ages.join(","))])
     }
 }
 
 fn text(rewards: &Value) -> String {
+    let by_time = !rewards["period"].is_null();
     let head = [
-        "ended",
+        if by_time { "ended" } else { "" },
         "versions",
         ">answers",
         ">users",
@@ -65,25 +85,78 @@ fn text(rewards: &Value) -> String {
         ">failed",
         ">reward",
         "95%",
-        ">now less that",
+        if by_time { ">now less that" } else { ">first less that" },
         "95%",
     ];
-    let mut text = format!(
-        "{}, in periods of {}\n",
-        cell(&rewards["arm"]),
-        ago(rewards["period"].as_u64().unwrap_or(0))
-    );
+    let arm = rewards["arm"].as_str().unwrap_or("all arms");
+    let mut text = match rewards["period"].as_u64() {
+        Some(period) => format!("{arm}, in periods of {}\n", ago(period)),
+        None => format!("{arm}, the newest answers of each version\n"),
+    };
     text += &table(head, rows(&rewards["periods"]).map(row));
-    text += &format!("\n{}", verdict(&rewards["periods"]));
+    text += "\nwhat the newest of these answers are like\n";
+    text += &table(FIGURES, rows(&rewards["periods"]).map(figures));
+    if by_time {
+        text += &format!("\n{}", verdict(&rewards["periods"]));
+    }
     text
 }
 
-fn row(period: &Value) -> [String; 11] {
-    let versions = match [&period["first_version"], &period["last_version"]].map(Value::as_i64) {
+/// All but `shown` are of answers that were shown.
+const FIGURES: [&str; 13] = [
+    "ended",
+    "versions",
+    ">read",
+    ">shown",
+    ">accepted",
+    ">edited",
+    ">unanswered",
+    ">unscored",
+    ">disagree",
+    ">tool failed",
+    ">tokens",
+    ">repeated",
+    ">entropy",
+];
+
+fn figures(period: &Value) -> [String; 13] {
+    let figures = &period["figures"];
+    let share = |name: &str| {
+        figures[name]
+            .as_f64()
+            .map_or(String::new(), |share| format!("{:.1}%", 100.0 * share))
+    };
+    let decimals = |name: &str, decimals: usize| {
+        figures[name]
+            .as_f64()
+            .map_or(String::new(), |value| format!("{value:.decimals$}"))
+    };
+    [
+        when(period),
+        versions(period),
+        decimals("answers", 0),
+        share("shown"),
+        share("accepted"),
+        share("edited"),
+        share("unanswered"),
+        share("unscored"),
+        share("disagreement"),
+        share("tool_failed"),
+        decimals("length", 1),
+        share("repetition"),
+        decimals("entropy", 2),
+    ]
+}
+
+fn versions(period: &Value) -> String {
+    match [&period["first_version"], &period["last_version"]].map(Value::as_i64) {
         [Some(first), Some(last)] if first != last => format!("{first}–{last}"),
         [Some(first), _] => first.to_string(),
         _ => String::new(),
-    };
+    }
+}
+
+fn row(period: &Value) -> [String; 11] {
     let share = |field: &str| match (period[field].as_f64(), period["answers"].as_f64()) {
         (Some(count), Some(answers)) if answers > 0.0 => format!("{:.0}%", count / answers * 100.0),
         _ => String::new(),
@@ -97,7 +170,7 @@ fn row(period: &Value) -> [String; 11] {
     };
     [
         when(period),
-        versions,
+        versions(period),
         cell(&period["answers"]),
         cell(&period["users"]),
         share("scored"),
@@ -112,7 +185,8 @@ fn row(period: &Value) -> [String; 11] {
 
 fn when(period: &Value) -> String {
     match period["ago"].as_u64() {
-        None | Some(0) => "now".to_owned(),
+        None => String::new(),
+        Some(0) => "now".to_owned(),
         Some(seconds) => format!("{} ago", ago(seconds)),
     }
 }
@@ -156,6 +230,8 @@ mod tests {
             "ago": ago, "first_version": versions[0], "last_version": versions[1], "answers": 200, "declined": 50,
             "aborted": 2, "scored": 180, "users": 40, "reward": 0.0512, "interval": [0.01, 0.09], "difference": difference,
             "first_is_worse": difference["ci95"][1].as_f64().is_some_and(|high| high < 0.0),
+            "figures": {"answers": 200, "shown": 0.75, "accepted": 0.312, "edited": 0.04, "unanswered": 0.2, "unscored": 0.1,
+                "disagreement": 0.01, "tool_failed": 0.0, "length": 181.26, "repetition": 0.021, "entropy": 0.42},
         })
     }
 
@@ -181,10 +257,32 @@ mod tests {
             "[-0.150, -0.050]",
             "Now looks worse than 1day ago.",
             "90%",
+            "31.2%",
+            "181.3",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("null") && !text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn versions_stand_beside_each_other_without_a_verdict() {
+        let mut periods = json!([period(0, [41, 41], &Value::Null), period(0, [43, 43], &Value::Null)]);
+        for period in periods.as_array_mut().unwrap() {
+            period["ago"] = Value::Null;
+        }
+        let text = text(&json!({"arm": null, "period": null, "periods": periods}));
+        assert!(
+            text.starts_with("all arms, the newest answers of each version"),
+            "{text}"
+        );
+        for part in ["41", "43", "first less that", "31.2%"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(
+            !text.contains("null") && !text.contains("now") && !text.contains("worse"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -50,9 +50,10 @@ pub enum Command {
     ///
     /// Example: springtide release arms --set learner=0.2,champion=0.7,base=0.1 --reason "wider"
     Arms(arms::Args),
-    /// Compare what users do with an alias's answers now with an hour, a day and a week ago.
+    /// Compare what users do with an alias's answers now with an hour, a day and a week ago, or those of
+    /// some versions: rewards, and what the answers are like.
     ///
-    /// Example: springtide release compare --period 5m --since 6h
+    /// Example: springtide release compare --period 5m --since 6h; springtide release compare --versions 41,43
     Compare(compare::Args),
 }
 

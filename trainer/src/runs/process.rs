@@ -6,7 +6,7 @@
 use crate::options::Options;
 use crate::publish::{self, squash};
 use crate::runs::trainer::{Environment, Trainer, pause};
-use crate::runs::{claim, offline, realtime, show_rate};
+use crate::runs::{claim, monitors, offline, realtime, show_rate};
 use anyhow::{Context, bail};
 use sqlx::{Postgres, pool::PoolConnection};
 use std::time::Duration;
@@ -38,6 +38,11 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
         .await;
         anyhow::Ok(())
     };
+    let monitors = async {
+        let options = &trainer.options.realtime;
+        monitors::watch(trainer.pool.clone(), &trainer.policy, options, &shutdown).await;
+        anyhow::Ok(())
+    };
     let squash = async {
         if trainer.options.squash {
             tokio::select! {
@@ -49,7 +54,7 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
     };
     let (realtime, offline) = (realtime::run(&trainer, &shutdown), offline::run(&trainer, &shutdown));
     tokio::select! {
-        done = async { tokio::try_join!(realtime, offline, Box::pin(show_rate), Box::pin(squash)) } => {
+        done = async { tokio::try_join!(realtime, offline, Box::pin(show_rate), Box::pin(monitors), Box::pin(squash)) } => {
             done?;
         }
         error = lease_lost(&mut lease) => bail!("the lease of policy `{}` is lost: {error}", trainer.policy),

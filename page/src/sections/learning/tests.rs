@@ -46,6 +46,17 @@ fn the_page_shows_curves_worries_and_what_was_dropped() {
                 generations: 1000,
             },
         ],
+        monitors: vec![Monitor {
+            surface: "<agent>".into(),
+            figures: json!([
+                {"figure": "unscored", "levels": {"reference": 0.125, "recent": 0.5, "others": 0.125}, "evidence": 0.25,
+                 "changed": false},
+                {"figure": "length", "levels": {"reference": 120.0, "recent": 181.26, "others": null}, "evidence": 0.0,
+                 "changed": false},
+                {"figure": "tool_failed", "levels": null, "evidence": 0.0, "changed": true},
+            ]),
+            updated_at: NOW,
+        }],
     };
     let page: String = shown(&data, Span::Hour, NOW)
         .into_iter()
@@ -63,6 +74,12 @@ fn the_page_shows_curves_worries_and_what_was_dropped() {
         "25.0%",
         "&lt;why&gt;",
         "the last hour",
+        "&lt;agent&gt;",
+        "12.5%",
+        "181.3",
+        "tool failed",
+        "as before",
+        "changed",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }

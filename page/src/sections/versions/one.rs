@@ -6,14 +6,16 @@ use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
 use edge::path::Path;
 use maud::{Markup, html};
-use report::number::{decimal, interval, scientific};
+use report::number::{decimal, interval, percent, scientific};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Use, Version, made_by, uses};
+use crate::figures::Figures;
 use crate::layout::{Page, Region, table, text};
+use crate::rewards::{self, Of};
 use crate::site::{Site, unavailable};
 use crate::trained::{self, Step};
 use crate::viewer::Viewer;
@@ -39,6 +41,8 @@ struct Data {
     used: Use,
     /// Its own judgment, else that of the nearest ancestor that has one.
     judged: Option<Judged>,
+    /// What its answers are like, and its parent's.
+    figures: Vec<(i64, Figures)>,
 }
 
 #[derive(Debug)]
@@ -154,6 +158,13 @@ async fn read(
     .fetch_optional(&mut *reader)
     .await?;
     let used = uses(&mut *reader, policy, &[serial], tenant).await?.remove(&serial);
+    let figures = figures(
+        &mut *reader,
+        policy,
+        row.parent.into_iter().chain([serial]).collect(),
+        tenant,
+    )
+    .await?;
     Ok(Some(Data {
         version: Version {
             serial: row.serial,
@@ -176,7 +187,28 @@ async fn read(
         evaluations,
         used: used.unwrap_or_default(),
         judged,
+        figures,
     }))
+}
+
+async fn figures(
+    reader: &mut PgConnection,
+    policy: &str,
+    versions: Vec<i64>,
+    tenant: Option<&str>,
+) -> sqlx::Result<Vec<(i64, Figures)>> {
+    let of = Of {
+        policy,
+        arm: None,
+        surface: None,
+        tenant,
+    };
+    let mut read = rewards::read_versions(&mut *reader, of, &versions).await?;
+    rewards::add_figures(reader, &mut read).await?;
+    let figures = versions.into_iter().zip(&read);
+    Ok(figures
+        .filter_map(|(version, read)| Some((version, read.figures()?)))
+        .collect())
 }
 
 async fn trajectories_of(
@@ -280,6 +312,15 @@ fn shown(data: &Data, now: OffsetDateTime) -> Vec<Region> {
         });
     }
     regions.push(Region {
+        id: "answers",
+        title: "What its answers are like",
+        body: answers(&data.figures),
+        sources: vec![
+            format!("springtide release compare --versions {serial}"),
+            format!("GET /v1/rewards?versions={serial}"),
+        ],
+    });
+    regions.push(Region {
         id: "capability",
         title: "Evaluations",
         body: evaluations(&data.evaluations),
@@ -381,6 +422,47 @@ fn trained_on(step: &Step, trajectories: &[Trained], now: OffsetDateTime) -> Mar
         }
         (table("Some of its trajectories", &["trajectory", "sampled by version", "reward", "signal"], &rows,
             "Nothing of it is of your tenant, or retention has deleted it."))
+    }
+}
+
+fn answers(figures: &[(i64, Figures)]) -> Markup {
+    let share = |share: Option<f64>| text(percent(share, 0));
+    let rows: Vec<Vec<Markup>> = figures
+        .iter()
+        .map(|(serial, of)| {
+            vec![
+                version(*serial),
+                text(count(of.answers)),
+                share(of.shown),
+                share(of.accepted),
+                share(of.edited),
+                share(of.unanswered),
+                share(of.unscored),
+                share(of.disagreement),
+                share(of.tool_failed),
+                text(decimal(of.length, 1)),
+                share(of.repetition),
+                text(decimal(of.entropy, 2)),
+            ]
+        })
+        .collect();
+    let head = [
+        "version",
+        "answers",
+        "shown",
+        "accepted",
+        "edited",
+        "unanswered",
+        "unscored",
+        "signals disagree",
+        "tool failed",
+        "tokens",
+        "repeated",
+        "entropy",
+    ];
+    html! {
+        (table("What its answers are like", &head, &rows, "It has not answered users of your tenant."))
+        p .note { "Of the newest answers to users. All but the first share are of those that were shown; entropy in nats a token." }
     }
 }
 

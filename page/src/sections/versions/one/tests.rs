@@ -47,6 +47,22 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
             reason: "it <lies>".into(),
             at: now,
         }),
+        figures: vec![(
+            5,
+            Figures {
+                answers: 1000,
+                shown: Some(1.0),
+                accepted: Some(0.31),
+                edited: None,
+                unanswered: Some(0.44),
+                unscored: Some(0.44),
+                disagreement: Some(0.0),
+                tool_failed: Some(0.02),
+                length: Some(181.26),
+                repetition: Some(0.1),
+                entropy: Some(0.47),
+            },
+        )],
     };
     let page: String = shown(&data, now)
         .into_iter()
@@ -71,6 +87,10 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
         "&lt;x&gt;",
         "because it was trained on top of",
         "it &lt;lies&gt;",
+        "1,000",
+        "44%",
+        "181.3",
+        "0.47",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
