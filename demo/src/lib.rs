@@ -218,7 +218,15 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     let references = match base {
         Some(base) => {
             let last = last_version(&settings, &progress).await;
-            references(base, &progress, user_parts, 60.0 * args.minutes, last).await
+            references(
+                base,
+                &progress,
+                user_parts,
+                60.0 * args.minutes,
+                last,
+                settings.following,
+            )
+            .await
         }
         None => None,
     };
@@ -319,6 +327,7 @@ async fn references(
     user_parts: Vec<Vec<FilePart>>,
     run_seconds: f64,
     last: Option<(i64, Arc<Checkpoint>)>,
+    following: Served,
 ) -> Option<References> {
     eprintln!(
         "measuring the reference policies at the learning arm's pauses: a minute or two (Ctrl-C: leave them out)"
@@ -327,7 +336,7 @@ async fn references(
     let compare = move || {
         let mut references = base.compare(&outcomes, &user_parts, run_seconds)?;
         if let Some((version, checkpoint)) = last {
-            match base.capability(version, &checkpoint) {
+            match base.capability(version, &checkpoint, following.probability_min) {
                 Ok(capability) => references.capability = Some(capability),
                 Err(error) => {
                     let error = format!("{error:#}");

@@ -206,6 +206,7 @@ fn capability() -> Capability {
         right_per_100: interval(2.1, 1.4),
         reward_as_served: interval(0.071, 0.02),
         reward_greedy: interval(0.034, 0.018),
+        reward_minus_best: interval(0.012, 0.014),
     }
 }
 

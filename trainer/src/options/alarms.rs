@@ -123,22 +123,18 @@ mod tests {
 
     #[test]
     fn an_alarm_about_changes_that_promises_nothing_is_refused() {
-        let wrong: [(fn(&mut Alarms), &str); 4] = [
-            (|alarms| alarms.change_margin = 0.0, "change_margin"),
-            (|alarms| alarms.change_margin = 0.6, "change_margin"),
-            (
-                |alarms| alarms.answers_per_false_alarm = f64::NAN,
-                "answers_per_false_alarm",
-            ),
-            (|alarms| alarms.reference_answers = 99, "reference_answers"),
-        ];
-        for (change, field) in wrong {
+        let refused = |change: fn(&mut Alarms), field: &str| {
             let error = error(change);
-            assert!(
-                error.starts_with(&format!("trainer.realtime.alarms.{field}")),
-                "{error}"
-            );
-        }
+            let named = format!("trainer.realtime.alarms.{field}");
+            assert!(error.starts_with(&named), "{error}");
+        };
+        refused(|alarms| alarms.change_margin = 0.0, "change_margin");
+        refused(|alarms| alarms.change_margin = 0.6, "change_margin");
+        refused(
+            |alarms| alarms.answers_per_false_alarm = f64::NAN,
+            "answers_per_false_alarm",
+        );
+        refused(|alarms| alarms.reference_answers = 99, "reference_answers");
         let never = Alarms {
             change_margin: 1.0,
             ..Alarms::default()

@@ -12,7 +12,7 @@ use report::{
 use crate::{
     references::{Capability, Comparison, References},
     results::RunReport,
-    stats::{ArmStats, LEARNING},
+    stats::{ArmStats, FOLLOWING, LEARNING},
 };
 
 struct Row<'a> {
@@ -122,16 +122,18 @@ fn skill(capability: &Capability) -> Markup {
         div .card { table .numbers {
             thead { tr {
                 th { "" } th { "right of 100" } th { "reward minus base, as served" } th { "reward minus base, greedy" }
+                th { "as " (FOLLOWING) " is served, minus the base greedy with its best threshold" }
             } }
             tbody {
-                tr { th { "base" } td { (interval(capability.base_right_per_100, 1)) } td { "–" } td { "–" } }
+                tr { th { "base" } td { (interval(capability.base_right_per_100, 1)) } td { "–" } td { "–" } td { "–" } }
                 tr {
                     th { "version " (capability.version) }
                     td { (interval(capability.version_right_per_100, 1)) }
                     (cell(capability.reward_as_served, 3))
                     (cell(capability.reward_greedy, 3))
+                    (cell(capability.reward_minus_best, 3))
                 }
-                tr { th { "difference" } (cell(capability.right_per_100, 1)) td { "–" } td { "–" } }
+                tr { th { "difference" } (cell(capability.right_per_100, 1)) td { "–" } td { "–" } td { "–" } }
             }
         } }
     }

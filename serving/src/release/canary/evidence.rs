@@ -188,7 +188,8 @@ async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Po
     Ok(transaction)
 }
 
-/// Alarms of the realtime run, in words.
+/// Alarms of the realtime run, in words. Not those about what learning is meant to change: how much is shown and
+/// accepted, and the entropy. A canary has evidence of its own on them.
 pub async fn alarms(connection: &mut PgConnection, policy: &str) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar!(
         r#"
@@ -197,6 +198,7 @@ pub async fn alarms(connection: &mut PgConnection, policy: &str) -> sqlx::Result
         cross join lateral (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
                             from run_event
                             where run_id = r.id and data ? 'alarm'
+                              and coalesce(data ->> 'figure' not in ('shown', 'accepted', 'entropy'), true)
                             order by data ->> 'alarm', id desc) e
         where r.policy = $1 and r.kind = 'realtime' and r.status not in ('succeeded', 'failed', 'cancelled')
           and e.state = 'began'
