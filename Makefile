@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors losses checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -241,10 +241,13 @@ bench-offpolicy: stack vllm ## what logged answers say about versions, beside wh
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1
 
+losses: libtorch ## compare losses, gradients and advantages with those of TRL and verl (made by `make golden`): a table
+	cargo test --locked --package trainer --features torch --lib golden:: -- --nocapture
+
 saved: libtorch ## train a few steps, save, and let transformers and PEFT read the result (needs python3 and 5 GB)
 	scripts/saved.sh
 
-golden: ## make the golden fixtures in policy/*/tests/golden and trainer/tests/golden again with transformers and torch (needs python3 and 5 GB)
+golden: ## make the golden fixtures in policy/*/tests/golden and trainer/tests/golden again with transformers, TRL and verl (needs python3 and 5 GB)
 	scripts/golden.sh
 
 checkpoints: libtorch ## train a small model and keep its last versions for bench-delta PAIRS=target/checkpoints; RATES=1e-6,3e-6,1e-5 STEPS=200 KEEP=3

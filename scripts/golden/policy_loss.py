@@ -1,10 +1,11 @@
-"""The losses and gradients of TRL's GRPO trainer for random log-probabilities.
+"""The losses and gradients of TRL's GRPO and RLOO trainers for random log-probabilities.
 
-Run by scripts/golden.sh. Writes trainer/tests/golden/policy_loss.json. Calls the trainer's own `_compute_loss`; the model is
+Run by scripts/golden.sh. Writes trainer/tests/golden/policy_loss.json. Calls the trainers' own `_compute_loss`; the model is
 a function that returns given log-probabilities. Needs trl 1.16.0.
 
 Each case has a sequence without tokens, one whose ratio is extreme, and one of a group without variance, whose advantage
-is 0.
+is 0. That of RLOO is on policy: TRL clips its ratio, which REINFORCE does not have. There the gradients are equal, and the
+losses are not, so there is none.
 """
 import json
 import pathlib
@@ -15,6 +16,7 @@ from unittest.mock import MagicMock
 
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
 
 SEQUENCES, TOKENS = 6, 7
 LENGTHS = [7, 0, 3, 1, 5, 4]
@@ -24,6 +26,9 @@ METHODS = {
     "dapo": {"loss_type": "dapo", "level": "token", "low": 0.2, "high": 0.28, "delta": 3.0},
     "cispo": {"loss_type": "cispo", "level": "token", "low": 0.2, "high": 5.0, "delta": None},
     "gspo": {"loss_type": "grpo", "level": "sequence", "low": 3e-4, "high": 4e-4, "delta": None},
+    "dr_grpo": {"loss_type": "dr_grpo", "level": "token", "low": 0.2, "high": 0.2, "delta": None},
+    "ppo_clip": {"loss_type": "bnpo", "level": "token", "low": 0.2, "high": 0.2, "delta": 3.0},
+    "rloo": {"loss_type": None, "level": None, "low": 0.2, "high": 0.2, "delta": None},
 }
 
 
@@ -60,6 +65,8 @@ def case(name, spread):
     policy = (-torch.rand(SEQUENCES, TOKENS) * 3).requires_grad_()
     old = policy.detach() + torch.randn(SEQUENCES, TOKENS) * spread
     old[2] -= 6.0
+    if name == "rloo":
+        old = policy.detach().clone()
     advantages = torch.randn(SEQUENCES)
     advantages[4] = 0.0
     prompts = torch.ones(SEQUENCES, 1, dtype=torch.long)
@@ -70,20 +77,23 @@ def case(name, spread):
         "completion_mask": mask,
         "advantages": advantages,
         "old_per_token_logps": old,
+        "old_logps": (old * mask).sum(1),
         "num_items_in_batch": mask.sum(),
     }
-    loss = GRPOTrainer._compute_loss(trainer(method, policy), None, inputs)
+    of = RLOOTrainer if name == "rloo" else GRPOTrainer
+    loss = of._compute_loss(trainer(method, policy), None, inputs)
     loss.backward()
     kept = lambda rows: [row[:length] for row, length in zip(rows.tolist(), LENGTHS)]
     return {
         "method": name,
         "low": method["low"],
         "high": method["high"],
-        "delta": method["delta"],
+        "dual": method["delta"],
+        "tokens_max": TOKENS,
         "policy": kept(policy.detach()),
         "old": kept(old),
         "advantages": advantages.tolist(),
-        "loss": loss.item(),
+        "loss": None if name == "rloo" else loss.item(),
         "gradient": kept(policy.grad),
     }
 

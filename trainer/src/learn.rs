@@ -12,6 +12,7 @@
 //! | micro-batches | `batch.rs` |
 //! | train/sampler mismatch metrics | `mismatch.rs` |
 //! | what a step must satisfy to be published | `guards.rs` |
+//! | losses, gradients and advantages beside those of TRL and verl (tests) | `golden.rs` |
 //! | the order in which all this happens | `learner.rs` |
 //!
 //! Settings compile without libtorch, so that every build can check the configuration file.
@@ -23,6 +24,9 @@ pub mod batch;
 pub mod behavior;
 pub mod correction;
 pub mod explore;
+#[cfg(feature = "torch")]
+#[cfg(test)]
+mod golden;
 pub mod grammar;
 pub mod guards;
 #[cfg(feature = "torch")]

@@ -270,6 +270,30 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_published_methods_are_accepted_as_the_guide_has_them() {
+        let guide = include_str!("../../../docs/guide-research.md");
+        let (_, methods) = guide.split_once("### Published methods by name").unwrap();
+        let rows = methods.lines().skip_while(|line| !line.starts_with('|')).skip(2);
+        let rows = rows.take_while(|line| line.starts_with('|'));
+        let requests: Vec<&str> = rows
+            .filter_map(|row| row.split('`').nth(1).filter(|request| request.starts_with('"')))
+            .collect();
+        assert_eq!(
+            requests.len(),
+            7,
+            "GRPO, Dr. GRPO, DAPO, RLOO, GSPO, CISPO, PPO: {requests:?}"
+        );
+        for request in requests {
+            let request = format!("{{{request}}}");
+            let config = read(&request).expect(&request);
+            assert_eq!(config.check(), Ok(()), "{request}");
+            let known = serde_json::to_value(&config).unwrap();
+            let named: serde_json::Map<_, _> = serde_json::from_str(&request).unwrap();
+            assert!(named.keys().all(|field| known.get(field).is_some()), "{request}");
+        }
+    }
+
+    #[test]
     fn a_request_takes_defaults_and_refuses_the_impossible() {
         let config = read(r#"{"steps": 3, "tasks": []}"#).unwrap();
         assert_eq!((config.steps, config.group_size), (3, 8));

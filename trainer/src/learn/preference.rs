@@ -93,7 +93,6 @@ fn softplus(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde::Deserialize;
 
     fn of(policy: f64, reference: f64) -> LogProbs {
         LogProbs { policy, reference }
@@ -153,88 +152,5 @@ mod tests {
         let mut sum = of(-1.0, -2.0);
         sum.add(of(-0.5, -0.25));
         assert_eq!(sum, of(-1.5, -2.25));
-    }
-
-    /// What scripts/golden/preference.py got from TRL: sums by trajectory, the mean loss, and its
-    /// derivative by each log π.
-    #[derive(Deserialize)]
-    struct Golden {
-        dpo: Vec<GoldenDpo>,
-        kto: Vec<GoldenKto>,
-    }
-
-    #[derive(Deserialize)]
-    struct GoldenDpo {
-        beta: f64,
-        chosen: Vec<[f64; 2]>,
-        rejected: Vec<[f64; 2]>,
-        loss: f64,
-        gradient_chosen: Vec<f64>,
-        gradient_rejected: Vec<f64>,
-    }
-
-    #[derive(Deserialize)]
-    struct GoldenKto {
-        beta: f64,
-        desirable_weight: f64,
-        undesirable_weight: f64,
-        completions: Vec<[f64; 2]>,
-        desirable: Vec<bool>,
-        mismatched: Vec<[f64; 2]>,
-        reference_point: f64,
-        loss: f64,
-        gradient: Vec<f64>,
-    }
-
-    fn golden() -> Golden {
-        serde_json::from_str(include_str!("../../tests/golden/preference.json")).unwrap()
-    }
-
-    /// TRL computes in f32.
-    fn near(got: f64, want: f64) {
-        assert!((got - want).abs() <= 1e-6 + 2e-5 * want.abs(), "{got} against {want}");
-    }
-
-    #[test]
-    fn dpo_has_the_losses_and_gradients_of_trl() {
-        let cases = golden().dpo;
-        assert!(cases.len() >= 8);
-        for case in cases {
-            let n = case.chosen.len() as f64;
-            let pairs: Vec<Pair> = (case.chosen.iter().zip(&case.rejected))
-                .map(|(chosen, rejected)| dpo(of(chosen[0], chosen[1]), of(rejected[0], rejected[1]), case.beta))
-                .collect();
-            near(pairs.iter().map(|pair| pair.loss).sum::<f64>() / n, case.loss);
-            for (at, pair) in pairs.iter().enumerate() {
-                near(pair.gradient[0] / n, case.gradient_chosen[at]);
-                near(pair.gradient[1] / n, case.gradient_rejected[at]);
-            }
-        }
-    }
-
-    #[test]
-    fn kto_has_the_losses_and_gradients_of_trl() {
-        let cases = golden().kto;
-        assert!(cases.len() >= 8);
-        for case in cases {
-            let n = case.completions.len() as f64;
-            let mismatched: Vec<LogProbs> = case.mismatched.iter().map(|one| of(one[0], one[1])).collect();
-            let point = kto_reference_point(&mismatched);
-            near(point, case.reference_point);
-            let singles: Vec<Single> = (case.completions.iter().zip(&case.desirable))
-                .map(|(one, &desirable)| {
-                    let weight = if desirable {
-                        case.desirable_weight
-                    } else {
-                        case.undesirable_weight
-                    };
-                    kto(of(one[0], one[1]), desirable, point, case.beta, weight)
-                })
-                .collect();
-            near(singles.iter().map(|one| one.loss).sum::<f64>() / n, case.loss);
-            for (one, want) in singles.iter().zip(&case.gradient) {
-                near(one.gradient / n, *want);
-            }
-        }
     }
 }
