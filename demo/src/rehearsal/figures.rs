@@ -73,7 +73,8 @@ impl Report {
     pub fn new(args: &Args, settings: Value, base: Tried) -> Self {
         let arguments = json!({
             "users": args.corpus.users, "development": args.corpus.development, "seed": args.seed,
-            "minutes": args.minutes, "rate": args.rate, "learner": args.learner, "tau": args.tau,
+            "minutes": args.minutes, "rate": args.rate, "learner": args.learner, "served": args.served, "tau": args.tau,
+            "probability_min": args.probability_min, "served_probability_min": args.served_probability_min,
             "temperature": args.temperature, "explore": args.explore, "horizon": args.horizon,
             "step_seconds": args.step_seconds, "signal": args.signal, "pauses": args.pauses, "every": args.every,
             "developers": args.corpus.developers, "corpus": args.corpus.corpus,
