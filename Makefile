@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors losses checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -216,6 +216,15 @@ bench-environments: stack vllm ## after agent-base: GRPO in the example environm
 	@scripts/environments-venv.sh .springtide/environments-venv $(VLLM)
 	@[ -f .springtide/agent/model/model.safetensors ] || $(MAKE) --no-print-directory agent-base
 	scripts/bench-environments.sh $(SPRINGTIDE) $(ENVIRONMENTS) .springtide/agent bench environments $(ARGS)
+
+# Not to be changed after a reported run has been seen.
+REVERSE_STEPS := 104
+bench-reverse: stack ## GRPO on reversed words beside TRL's GRPOTrainer: the same weights, prompts and settings, 5 seeds (needs 5 GB, as `make golden`); ARGS='--seeds 1 --steps 10'
+	@[ -f .springtide/reverse/model/model.safetensors ] || { \
+	  python=$$(scripts/golden-venv.sh) && $$python examples/environments/reverse/words.py .springtide/reverse && \
+	  $(SPRINGTIDE) train sft --data .springtide/reverse --out .springtide/reverse/model --steps $(REVERSE_STEPS) --batch 64 \
+	    --precision f32 --shape examples/environments/reverse/config.json; }
+	HF_HUB_OFFLINE=1 scripts/bench-environments.sh $(SPRINGTIDE) $$(scripts/golden-venv.sh) .springtide/reverse reverse/bench reverse $(ARGS)
 
 bench-overlap: stack ## after agent-base: rollouts and steps at the same time against one after the other, in an example environment (14 minutes with '--seeds 3 --steps 20 --tasks-per-step 4'); ARGS='shop --seeds 1 --steps 10'
 	@scripts/environments-venv.sh .springtide/environments-venv
