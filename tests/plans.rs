@@ -134,6 +134,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let sources = vec!["springtide/serve/replica-1".to_owned(); ids.len()];
     let none: Vec<Uuid> = Vec::new();
     let no_names: Vec<String> = Vec::new();
+    let arms = vec!["champion".to_owned(), "learner".to_owned()];
     let now = time::OffsetDateTime::now_utc();
     let lately = now - time::Duration::minutes(8);
     let recent: Uuid = sqlx::query_scalar("select first_generation_id(now() - interval '15 minutes')")
@@ -164,7 +165,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "trainer: who joins the cohort",
         "../trainer/src/select/candidates.sql",
         "demo",
-        "champion",
+        arms,
         versions,
         1000_i64,
         none,
@@ -186,14 +187,15 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         no_names,
         true,
         ids,
-        vec![0.5_f64; ids.len()]
+        vec![0.5_f64; ids.len()],
+        true
     );
     ask!(
         "trainer: turns of episodes",
         "../trainer/src/select/turns.sql",
         turns,
         "demo",
-        "champion"
+        arms
     );
     ask!(
         "trainer: versions before the head",
@@ -212,7 +214,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "trainer: how long answers take",
         "../trainer/src/select/answer_time.sql",
         "demo",
-        "champion",
+        arms,
         recent,
         1000_i64
     );
@@ -228,7 +230,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "trainer: set aside, 15 minutes",
         "../trainer/src/select/set_aside.sql",
         "demo",
-        "champion",
+        arms,
         versions,
         RUN,
         recent,
@@ -238,7 +240,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "trainer: set aside, a day",
         "../trainer/src/select/set_aside.sql",
         "demo",
-        "champion",
+        arms,
         versions,
         RUN,
         today,
