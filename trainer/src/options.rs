@@ -37,9 +37,10 @@ pub struct Options {
     /// How many of a run's newest run states are kept; default 2.
     #[serde(rename = "checkpoints_kept")]
     pub run_states_kept: i64,
-    /// Number of threads. All learners share this many for the forward pass, and libtorch uses this
-    /// many for each learner; default 1. More threads make libtorch faster on an idle machine, and
-    /// much slower when other processes use the CPU.
+    /// Number of threads; default 1. All learners share this many for passes and gradients, and a step
+    /// has the same bits on any number. Of models whose gradients libtorch computes (experts, latent
+    /// attention, bf16 products) libtorch uses this many for each learner, and bits depend on it; more
+    /// than one make it much slower when other processes use the CPU.
     pub threads: u16,
     /// Sleep when there is nothing to do, milliseconds; default 200. The sleep ends early when a
     /// trajectory closes.

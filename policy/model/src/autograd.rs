@@ -1,10 +1,10 @@
 //! The model that trains: gradients by libtorch's autograd.
 //!
-//! [`crate::exact`] computes what is sampled and logged. This module runs the same
-//! [`crate::transformer`] over tensors that record their computation. [`TrainModel::backward`]
-//! takes a pass of the exact model and recomputes one layer at a time from the layer's input, last
-//! layer first. The activations of a single layer are in memory, whatever the depth. Supervised
-//! training uses [`TrainModel::logits`].
+//! [`crate::exact`] computes what is sampled and logged, and [`crate::gradient`] the gradients of
+//! dense models in f32. This module runs the same [`crate::transformer`] over tensors that record
+//! their computation. [`TrainModel::backward`] takes a pass of the exact model and recomputes one
+//! layer at a time from the layer's input, last layer first. The activations of a single layer are
+//! in memory, whatever the depth. Supervised training uses [`TrainModel::logits`].
 //!
 //! Input from outside (checkpoints, token ids, lengths) is checked and gives an [`Error`]. A
 //! libtorch error inside a forward pass is a bug in this module and panics.
@@ -96,6 +96,10 @@ impl TrainModel {
         &self.parameters
     }
 
+    pub fn into_parameters(self) -> Parameters {
+        self.parameters
+    }
+
     /// Copies a checkpoint's values into the parameters. The tensors and their `requires_grad`
     /// stay.
     pub fn load_values(&mut self, checkpoint: &artifact::checkpoint::Checkpoint) -> Result<(), Error> {
@@ -133,16 +137,18 @@ impl TrainModel {
 
     /// Adds the gradients of a pass to every parameter that requires one.
     ///
-    /// `gradient` `[logit_rows, D]` is the loss's gradient with respect to [`Pass::hidden`]. Each
-    /// layer is recomputed from its input (Chen et al. 2016), with the experts that the pass used.
-    pub fn backward(&self, pass: &Pass, gradient: Tensor) {
+    /// `logits` is the loss's gradient with respect to [`Pass::logits`]. Each layer is recomputed from
+    /// its input (Chen et al. 2016), with the experts that the pass used.
+    pub fn backward(&self, pass: &Pass, logits: &Tensor) {
+        let hidden = leaf(&pass.hidden);
+        (self.project(&hidden) * logits).sum(Kind::Float).backward();
         let lengths: Vec<i64> = pass.lengths.iter().map(|&n| n as i64).collect();
         let logit_rows: Vec<i64> = pass.logit_rows.iter().map(|&row| row as i64).collect();
         let logit_rows = Tensor::from_slice(&logit_rows);
         let rotary = Rotary::new(&self.rotations, &lengths);
-        let mut gradient = gradient;
-        for (layer, (block, input)) in self.transformer.layers.iter().zip(&pass.inputs).enumerate().rev() {
-            let x = leaf(input);
+        let mut gradient = hidden.grad();
+        for (layer, (block, kept)) in self.transformer.layers.iter().zip(&pass.layers).enumerate().rev() {
+            let x = leaf(&kept.input);
             let mut torch = TorchBackend::new(self, &lengths, &rotary, Some(&logit_rows), Some(&pass.routing));
             let y = block.forward(&mut torch, &self.config, layer as i64, x.shallow_clone());
             (y * gradient).sum(Kind::Float).backward();
@@ -178,15 +184,6 @@ impl TrainModel {
 /// Rows as a tensor `[n, width]` that gathers no gradient.
 pub fn tensor(rows: &Rows) -> Tensor {
     Tensor::from_slice(rows.values()).view([rows.len() as i64, rows.width() as i64])
-}
-
-/// Overwrites the values of `computed` and keeps its gradient function.
-///
-/// Both tensors must have the same shape. The backward pass of the operation that made `computed`
-/// must not read its result; a matrix product's does not.
-pub fn with_values(computed: Tensor, values: &Tensor) -> Tensor {
-    computed.data().copy_(values);
-    computed
 }
 
 /// Rows as a leaf tensor `[n, width]` that gathers a gradient.

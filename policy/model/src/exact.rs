@@ -13,17 +13,20 @@
 mod backend;
 mod cache;
 mod load;
+mod rows;
 mod self_check;
 
-pub use backend::Rows;
+pub(crate) use backend::vector;
 pub use cache::KvCache;
 #[cfg(feature = "torch")]
 pub(crate) use load::refuse_unexpected;
-pub(crate) use load::{config_of, tensor, to_dtype_of, to_f32};
+pub(crate) use load::{config_of, pack_transformer, tensor, to_dtype_of, to_f32};
+pub use rows::{Kept, Rows};
 
 use crate::config::{ModelConfig, Rotations};
+use crate::gradient::Gradient;
 pub use crate::kernel::Compute;
-use crate::kernel::{Matrix, Vector};
+use crate::kernel::{Element, Matrix, Vector};
 use crate::router::{Mismatch, Routing};
 use crate::transformer::{Backend, Transformer};
 use artifact::checkpoint::Checkpoint;
@@ -95,6 +98,15 @@ pub struct ExactModel {
     work: usize,
 }
 
+/// A layer's part of a pass.
+#[derive(Debug, Clone)]
+pub struct KeptLayer {
+    /// `[n, D]`.
+    pub input: Rows,
+    /// `None`: the layer must be computed again from its input.
+    pub parts: Option<Kept>,
+}
+
 /// The results of [`ExactModel::score`]. n is the number of tokens of all sequences together.
 #[derive(Debug)]
 pub struct Pass {
@@ -104,8 +116,8 @@ pub struct Pass {
     pub lengths: Vec<usize>,
     /// The rows among the n whose logits were requested.
     pub logit_rows: Vec<usize>,
-    /// Each layer's input, `[n, D]`. Gradients recompute a layer from it.
-    pub inputs: Vec<Rows>,
+    /// What gradients need of each layer. Empty unless asked for.
+    pub layers: Vec<KeptLayer>,
     /// The last layer's output before the final norm, `[logit_rows, D]`.
     pub hidden: Rows,
     /// `[logit_rows, V]`.
@@ -134,8 +146,10 @@ impl ExactModel {
         let config = load::config_of(checkpoint)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
+        let pack =
+            |values: Element<'_>, outputs, inputs, compute| Matrix::pack(values, outputs, inputs, compute, packing);
         Ok(ExactModel {
-            transformer: load::pack_transformer(checkpoint, &config, arithmetic.compute, packing)?,
+            transformer: load::pack_transformer(checkpoint, &config, &pack, arithmetic.compute)?,
             rotations: config.rope.rotations(config.rotary_dim()),
             isa: Isa::best(),
             arithmetic: arithmetic.clone(),
@@ -201,7 +215,7 @@ impl ExactModel {
         let (routing, logits) = self.arithmetic.threads.pass(ids.len() * self.work, |threads| {
             let machine = Machine { isa: self.isa, threads };
             let mut backend = ExactBackend::new(self, machine, KvStorage::Cache(&mut *cache), parts, logit_rows, None);
-            let hidden = self.forward(&mut backend, &ids, |_| ());
+            let hidden = self.forward(&mut backend, &ids);
             Ok::<_, Error>((backend.finish()?, self.project(machine, &hidden)))
         })?;
         for &(slot, ids) in segments {
@@ -213,7 +227,7 @@ impl ExactModel {
         Ok(logits.rows().map(<[f32]>::to_vec).collect())
     }
 
-    /// Computes whole sequences, packed one after the other, with everything that a gradient needs.
+    /// Computes whole sequences, packed one after the other.
     ///
     /// `logit_rows` are indexes into the tokens of all sequences together. With `replay`, rows use
     /// the recorded experts instead of choosing.
@@ -222,22 +236,44 @@ impl ExactModel {
     /// If there are no rows or one is out of range, a token id is outside the vocabulary, a
     /// sequence is longer than the context, or the recording does not fit the sequences.
     pub fn score(&self, sequences: &[&[u32]], logit_rows: &[usize], replay: Option<&Routing>) -> Result<Pass, Error> {
+        self.pass(sequences, logit_rows, replay, None)
+    }
+
+    /// Like [`score`](Self::score), with what a gradient needs: every layer's input, and of the last
+    /// layers as much of the rest as fits into `bytes_max`.
+    pub fn score_for_gradient(
+        &self,
+        sequences: &[&[u32]],
+        logit_rows: &[usize],
+        replay: Option<&Routing>,
+        bytes_max: u64,
+    ) -> Result<Pass, Error> {
+        self.pass(sequences, logit_rows, replay, Some(bytes_max))
+    }
+
+    fn pass(
+        &self,
+        sequences: &[&[u32]],
+        logit_rows: &[usize],
+        replay: Option<&Routing>,
+        kept_bytes_max: Option<u64>,
+    ) -> Result<Pass, Error> {
         let rows: usize = sequences.iter().map(|ids| ids.len()).sum();
         self.arithmetic.threads.pass(rows * self.work, |threads| {
             let machine = Machine { isa: self.isa, threads };
-            self.score_on(machine, sequences, logit_rows, replay)
+            self.pass_on(machine, sequences, logit_rows, replay, kept_bytes_max)
         })
     }
 
-    fn score_on(
+    fn pass_on(
         &self,
         machine: Machine<'_>,
         sequences: &[&[u32]],
         logit_rows: &[usize],
         replay: Option<&Routing>,
+        kept_bytes_max: Option<u64>,
     ) -> Result<Pass, Error> {
         let context = self.config.max_position_embeddings as usize;
-        let mut parts: Vec<Segment> = Vec::with_capacity(sequences.len());
         for &ids in sequences {
             self.check_ids(ids)?;
             if ids.len() > context {
@@ -246,34 +282,102 @@ impl ExactModel {
                     context,
                 });
             }
-            parts.push(Segment::after(parts.last(), 0, 0, ids.len()));
         }
         let ids: Vec<u32> = sequences.concat();
         if logit_rows.is_empty() || logit_rows.iter().any(|&row| row >= ids.len()) {
             return Err(Error::Empty);
         }
-        let longest = sequences.iter().map(|ids| ids.len()).max().unwrap_or(0);
-        let store = KvStorage::Scratch(cache::empty_heads(&self.config, longest, self.compute()));
-        let mut backend = ExactBackend::new(self, machine, store, parts, logit_rows.to_vec(), replay);
-        let mut inputs = Vec::with_capacity(self.transformer.layers.len());
-        let hidden = self.forward(&mut backend, &ids, |x: &Rows| inputs.push(x.clone()));
+        let lengths: Vec<usize> = sequences.iter().map(|ids| ids.len()).collect();
+        let mut backend = self.backend_of(machine, &lengths, logit_rows, replay);
+        let mut layers = Vec::new();
+        let kept_from = kept_bytes_max.map(|bytes| self.first_kept_layer(ids.len(), bytes));
+        let mut x = self.embed(&ids);
+        for (layer, block) in self.transformer.layers.iter().enumerate() {
+            let input = kept_from.map(|_| x.clone());
+            if kept_from.is_some_and(|first| layer >= first) {
+                backend.start_keeping();
+            }
+            x = block.forward(&mut backend, &self.config, layer as i64, x);
+            layers.extend(input.map(|input| KeptLayer {
+                input,
+                parts: backend.take_kept(),
+            }));
+        }
         let routing = backend.finish()?;
         Ok(Pass {
-            lengths: sequences.iter().map(|ids| ids.len()).collect(),
+            lengths,
             ids,
             logit_rows: logit_rows.to_vec(),
-            inputs,
-            logits: self.project(machine, &hidden),
-            hidden,
+            layers,
+            logits: self.project(machine, &x),
+            hidden: x,
             routing,
         })
     }
 
-    /// The hidden rows whose logits were requested. Calls `on_input` with each layer's input.
-    fn forward(&self, backend: &mut ExactBackend<'_>, ids: &[u32], mut on_input: impl FnMut(&Rows)) -> Rows {
+    /// A backend for whole sequences of these lengths.
+    fn backend_of<'a>(
+        &'a self,
+        machine: Machine<'a>,
+        lengths: &[usize],
+        logit_rows: &[usize],
+        replay: Option<&'a Routing>,
+    ) -> ExactBackend<'a> {
+        let mut parts: Vec<Segment> = Vec::with_capacity(lengths.len());
+        for &length in lengths {
+            parts.push(Segment::after(parts.last(), 0, 0, length));
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let store = KvStorage::Scratch(cache::empty_heads(&self.config, longest, self.compute()));
+        ExactBackend::new(self, machine, store, parts, logit_rows.to_vec(), replay)
+    }
+
+    /// The first layer whose parts are kept, so that all from there on fit into `bytes_max`.
+    fn first_kept_layer(&self, rows: usize, bytes_max: u64) -> usize {
+        let (c, layers) = (&self.config, self.transformer.layers.len());
+        if !Gradient::supports(c, self.compute()) {
+            return layers;
+        }
+        let (q, kv) = (c.num_attention_heads, c.num_key_value_heads);
+        let before_norms = if c.qk_norm { q + kv } else { 0 };
+        let heads = before_norms + q + 2 * kv + q; // the last of them attended
+        let values = c.hidden_size + 2 * c.intermediate_size + c.head_dim * heads;
+        let bytes = (rows as u64).saturating_mul(4 * values as u64).max(1);
+        layers.saturating_sub(usize::try_from(bytes_max / bytes).unwrap_or(usize::MAX))
+    }
+
+    /// What a layer of a pass computed, again from its input, to the bit.
+    pub(crate) fn parts_again(&self, threads: &Threads, pass: &Pass, layer: usize) -> Kept {
+        let machine = Machine { isa: self.isa, threads };
+        let mut backend = self.backend_of(machine, &pass.lengths, &pass.logit_rows, None);
+        backend.start_keeping();
+        let input = pass.layers[layer].input.clone();
+        let _ = self.transformer.layers[layer].forward(&mut backend, &self.config, layer as i64, input);
+        backend.take_kept().unwrap_or_default()
+    }
+
+    /// cos and sin of every row of a pass, `[n, pairs]` each.
+    pub(crate) fn rotations_of(&self, pass: &Pass) -> (Vec<f32>, Vec<f32>) {
+        self.rotations.at(pass.lengths.iter().flat_map(|&length| 0..length))
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.arithmetic.threads
+    }
+
+    /// Multiply-adds of a row.
+    pub(crate) fn work(&self) -> usize {
+        self.work
+    }
+
+    /// The hidden rows whose logits were requested.
+    fn forward(&self, backend: &mut ExactBackend<'_>, ids: &[u32]) -> Rows {
         let mut x = self.embed(ids);
         for (layer, block) in (0..).zip(&self.transformer.layers) {
-            on_input(&x);
             x = block.forward(backend, &self.config, layer, x);
         }
         x

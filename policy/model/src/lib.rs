@@ -2,7 +2,8 @@
 //!
 //! - [`config`] and [`transformer`]: what a model looks like, and one forward pass over a backend.
 //! - [`exact`] on [`kernel`]: the backend that samples and scores, with bitwise identical results.
-//! - [`autograd`] (feature `torch`): the backend that trains, on libtorch.
+//! - [`gradient`]: gradients of dense models from what an exact pass kept, by the same kernels.
+//! - [`autograd`] (feature `torch`): the backend on libtorch, for other gradients and supervised runs.
 //! - [`router`], [`sampling`], [`lora`]: choice of experts, choice of tokens, low-rank adapters.
 //!
 //! The crate reads checkpoints (crate `artifact`). It knows no text, object store, network or
@@ -15,6 +16,7 @@
 pub mod autograd;
 pub mod config;
 pub mod exact;
+pub mod gradient;
 pub mod kernel;
 pub mod lora;
 pub mod router;

@@ -27,11 +27,11 @@ pub struct Transformer<T> {
 /// The parameters of one block.
 #[derive(Debug, Clone)]
 pub struct Layer<T> {
-    input_norm: T,
-    projection: Projection<T>,
-    output: Linear<T>,
-    post_norm: T,
-    mlp: Mlp<T>,
+    pub(crate) input_norm: T,
+    pub(crate) projection: Projection<T>,
+    pub(crate) output: Linear<T>,
+    pub(crate) post_norm: T,
+    pub(crate) mlp: Mlp<T>,
 }
 
 /// A weight `[outputs, inputs]` and a bias `[outputs]`.
@@ -43,7 +43,7 @@ pub struct Linear<T> {
 
 /// From the residual stream to queries, keys and values.
 #[derive(Debug, Clone)]
-enum Projection<T> {
+pub(crate) enum Projection<T> {
     Heads {
         q: Linear<T>,
         k: Linear<T>,
@@ -60,26 +60,26 @@ enum Projection<T> {
 }
 
 #[derive(Debug, Clone)]
-enum LatentQuery<T> {
+pub(crate) enum LatentQuery<T> {
     Direct(Linear<T>),
     LowRank { down: Linear<T>, norm: T, up: Linear<T> },
 }
 
 #[derive(Debug, Clone)]
-struct SwiGlu<T> {
-    gate: Linear<T>,
-    up: Linear<T>,
-    down: Linear<T>,
+pub(crate) struct SwiGlu<T> {
+    pub gate: Linear<T>,
+    pub up: Linear<T>,
+    pub down: Linear<T>,
 }
 
 #[derive(Debug, Clone)]
-enum Mlp<T> {
+pub(crate) enum Mlp<T> {
     Dense(SwiGlu<T>),
     Experts(Mixture<T>),
 }
 
 #[derive(Debug, Clone)]
-struct Mixture<T> {
+pub(crate) struct Mixture<T> {
     settings: Experts,
     router: Linear<T>,
     /// Added to the scores for the choice only, `[experts]`.
@@ -104,6 +104,28 @@ impl<R> Route<R> {
         let places = self.experts.iter().enumerate().filter(|&(_, &e)| e == expert);
         places.map(|(i, _)| (i / self.per_token, i % self.per_token)).collect()
     }
+}
+
+/// What a gradient needs of a dense block, besides its input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Queries and keys before their norms, if they have norms.
+    QueryBeforeNorm,
+    KeyBeforeNorm,
+    /// With their positions.
+    Query,
+    Key,
+    Value,
+    /// The result of attention, and the residual stream after it. In the last layer: of the rows
+    /// whose logits are needed.
+    Attended,
+    Middle,
+    Gate,
+    Up,
+}
+
+impl Part {
+    pub const COUNT: usize = Part::Up as usize + 1;
 }
 
 /// The operations of a forward pass. Rows are `[n, width]` in f32.
@@ -145,6 +167,8 @@ pub trait Backend {
     fn dispatch(&self, x: &Self::Rows, route: &Route<Self::Rows>, expert: u32) -> Option<Self::Rows>;
     /// Adds an expert's results, times their weights, to the rows that use it.
     fn combine(&self, sum: Self::Rows, y: &Self::Rows, route: &Route<Self::Rows>, expert: u32) -> Self::Rows;
+    /// Called with every [`Part`] of a dense block.
+    fn keep(&mut self, _part: Part, _rows: &Self::Rows) {}
 }
 
 impl<T> Transformer<T> {
@@ -216,6 +240,8 @@ impl<T> Layer<T> {
             (x, attended) = (b.select_logit_rows(x), b.select_logit_rows(attended));
         }
         let x = b.add(x, &b.linear(&attended, &self.output));
+        b.keep(Part::Attended, &attended);
+        b.keep(Part::Middle, &x);
         let h = b.rms_norm(&x, &self.post_norm, config.rms_norm_eps);
         let h = self.mlp.forward(b, layer, &h);
         b.add(x, &h)
@@ -225,7 +251,7 @@ impl<T> Layer<T> {
 impl<T> Projection<T> {
     fn forward<B: Backend<Parameter = T>>(
         &self,
-        b: &B,
+        b: &mut B,
         config: &ModelConfig,
         h: &B::Rows,
     ) -> (B::Rows, B::Rows, B::Rows) {
@@ -234,10 +260,16 @@ impl<T> Projection<T> {
             Projection::Heads { q, k, v, norms } => {
                 let (mut q, mut k, v) = (b.linear(h, q), b.linear(h, k), b.linear(h, v));
                 if let Some((q_norm, k_norm)) = norms {
+                    b.keep(Part::QueryBeforeNorm, &q);
+                    b.keep(Part::KeyBeforeNorm, &k);
                     q = b.rms_norm(&q, q_norm, config.rms_norm_eps);
                     k = b.rms_norm(&k, k_norm, config.rms_norm_eps);
                 }
-                (b.rotate(q, width, 0), b.rotate(k, width, 0), v)
+                let (q, k) = (b.rotate(q, width, 0), b.rotate(k, width, 0));
+                b.keep(Part::Query, &q);
+                b.keep(Part::Key, &k);
+                b.keep(Part::Value, &v);
+                (q, k, v)
             }
             Projection::Latent {
                 q,
@@ -266,8 +298,11 @@ impl<T> Projection<T> {
 }
 
 impl<T> SwiGlu<T> {
-    fn forward<B: Backend<Parameter = T>>(&self, b: &B, h: &B::Rows) -> B::Rows {
-        let gated = b.swiglu(b.linear(h, &self.gate), &b.linear(h, &self.up));
+    fn forward<B: Backend<Parameter = T>>(&self, b: &mut B, h: &B::Rows) -> B::Rows {
+        let (gate, up) = (b.linear(h, &self.gate), b.linear(h, &self.up));
+        b.keep(Part::Gate, &gate);
+        b.keep(Part::Up, &up);
+        let gated = b.swiglu(gate, &up);
         b.linear(&gated, &self.down)
     }
 }
@@ -288,7 +323,10 @@ impl<T> Mlp<T> {
             }
         }
         match &mixture.shared {
-            Some(shared) => b.add(sum, &shared.forward(b, h)),
+            Some(shared) => {
+                let y = shared.forward(b, h);
+                b.add(sum, &y)
+            }
             None => sum,
         }
     }

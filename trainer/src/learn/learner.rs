@@ -1,9 +1,9 @@
 //! The learner: master weights, their optimizer, and the published values to compute with.
 //!
-//! The forward pass is the sampler's own ([`ExactModel`]), bit by bit. The gradient comes from
-//! libtorch ([`TrainModel`]) at the same values and updates the fp32 master; the next published
-//! values are the rounded master. The master is all weights, or the factors of an adapter
-//! ([`lora`]).
+//! The forward pass is the sampler's own ([`ExactModel`]), bit by bit. The loss and its derivative by
+//! the logits are libtorch's. The gradient of the weights is ours or libtorch's ([`gradient`]) and
+//! updates the fp32 master; the next published values are the rounded master. The master is all
+//! weights, or the factors of an adapter ([`lora`]).
 //!
 //! A step has three parts:
 //! 1. [`Learner::accumulate`] adds gradients while the cohort fills. A trajectory's gradient does
@@ -19,6 +19,7 @@
 //! 500 lines, because the three parts share one state.
 
 mod accumulator;
+mod gradient;
 mod lora;
 mod state;
 mod tensors;
@@ -38,8 +39,9 @@ use crate::learn::settings::StepSettings;
 use accumulator::{Accumulator, KlBatch};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
+use gradient::Gradients;
 use lora::Lora;
-use model::autograd::{self, Parameters, TrainModel, checkpoint_from_f32, require_grad_of};
+use model::autograd::{self, Parameters, TrainModel, checkpoint_from_f32};
 use model::exact::{Arithmetic, ExactModel, Pass};
 use model::router::Routing;
 use serde::{Deserialize, Serialize};
@@ -143,14 +145,14 @@ pub struct Learner {
     state: State,
     /// The state after a proposed step.
     pending: Option<State>,
-    /// The published values again, as leaves that accumulate gradients.
-    train_model: TrainModel,
+    /// Sums of the next step's gradients, with the published values that they need.
+    gradients: Gradients,
     arithmetic: Arithmetic,
     /// The token that declines to answer.
     decline: Option<u32>,
     /// `None`: all weights are trained.
     lora: Option<Lora>,
-    /// Sums of the next step. Its gradients are in the leaves of `train_model`.
+    /// The other sums of the next step.
     accumulator: Accumulator,
 }
 
@@ -173,12 +175,7 @@ impl Learner {
     /// Starts from a version: the master is its published values, the optimizer is fresh.
     /// `arithmetic` has the precision of the sampler; gradients have it too, their sums are f32.
     pub fn with_arithmetic(checkpoint: Arc<Checkpoint>, arithmetic: Arithmetic) -> anyhow::Result<Self> {
-        let mut learner = Self::build(checkpoint, arithmetic, None, Parameters::new())?;
-        let leaves = learner.train_model.parameters().iter();
-        let master = leaves.map(|(name, tensor)| (name.clone(), tensor.detach().copy()));
-        learner.state.master = master.collect();
-        learner.state.optimizer = AdamW::new(&learner.state.master);
-        Ok(learner)
+        Self::build(checkpoint, arithmetic, None)
     }
 
     /// Starts a new adapter of version `serial`, whose own weights stay as they are.
@@ -190,23 +187,24 @@ impl Learner {
         seed: u64,
     ) -> anyhow::Result<Self> {
         let (lora, factors) = Lora::fresh(Arc::clone(&checkpoint), serial, config, seed)?;
-        Self::build(checkpoint, arithmetic, Some(lora), factors)
+        Self::build(checkpoint, arithmetic, Some((lora, factors)))
     }
 
     fn build(
         checkpoint: Arc<Checkpoint>,
         arithmetic: Arithmetic,
-        lora: Option<Lora>,
-        master: Parameters,
+        adapter: Option<(Lora, Parameters)>,
     ) -> anyhow::Result<Self> {
         let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic).context("build the model of the head")?;
         model.self_check_once();
-        let loaded = TrainModel::from_checkpoint(&checkpoint).context("build the autograd model of the head")?;
-        let trained = |name: &str| lora.as_ref().is_none_or(|lora| lora.adapts(name));
-        let leaves = require_grad_of(loaded.parameters(), trained);
-        let train_model =
-            TrainModel::from_parameters(loaded.config().clone(), leaves)?.with_compute(arithmetic.compute);
-        let vocabulary = train_model.config().vocab_size;
+        let loaded = TrainModel::from_checkpoint(&checkpoint).context("read the weights of the head")?;
+        let adapts = |name: &str| adapter.as_ref().is_none_or(|(lora, _)| lora.adapts(name));
+        let gradients = Gradients::new(&checkpoint, &arithmetic, &loaded, adapts)?;
+        let (lora, master) = match adapter {
+            Some((lora, factors)) => (Some(lora), factors),
+            None => (None, loaded.into_parameters()),
+        };
+        let vocabulary = model.config().vocab_size;
         let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
         Ok(Learner {
             state: State {
@@ -216,7 +214,7 @@ impl Learner {
                 master,
             },
             pending: None,
-            train_model,
+            gradients,
             arithmetic,
             decline: decline.filter(|&id| i64::from(id) < vocabulary),
             lora,
@@ -226,7 +224,7 @@ impl Learner {
 
     /// What the model demands of trajectories.
     pub fn model_limits(&self) -> ModelLimits {
-        let config = self.train_model.config();
+        let config = self.state.model.config();
         ModelLimits {
             context: config.max_position_embeddings,
             vocabulary: config.vocab_size,
@@ -276,7 +274,7 @@ impl Learner {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         ensure!(samples.len() == advantages.len(), "one advantage per sample");
-        let vocabulary = self.train_model.config().vocab_size;
+        let vocabulary = self.state.model.config().vocab_size;
         let known = |id: &u32| i64::from(*id) < vocabulary;
         for sample in samples {
             ensure!(
@@ -322,11 +320,12 @@ impl Learner {
         let mut judgement = Judgement::default();
         let supervised = settings.loss.is_supervised();
         let scaled = settings.aggregation.scaled(samples, advantages);
+        let kept_bytes_max = |batch: &MicroBatch| batch.has_gradient().then_some(settings.activation_bytes_max);
         for batch in batch::pack(samples, &scaled, settings.micro_batch_tokens)? {
             if batch.targets.is_empty() {
                 continue;
             }
-            let scored = self.score(&batch)?;
+            let scored = self.score(&batch, kept_bytes_max(&batch))?;
             let (mut good, mut bad) = (Vec::new(), Vec::new());
             for (index, mismatch) in batch.mismatches(&scored.recomputed) {
                 let accepted = match (supervised, batch.stale) {
@@ -355,7 +354,7 @@ impl Learner {
                 good.iter().map(|&i| (samples[i].clone(), scaled[i])).unzip();
             for batch in batch::pack(&kept, &weights, settings.micro_batch_tokens)? {
                 if !batch.targets.is_empty() {
-                    let scored = self.score(&batch)?;
+                    let scored = self.score(&batch, kept_bytes_max(&batch))?;
                     self.backward(batch, scored, settings)?;
                 }
             }
@@ -376,7 +375,7 @@ impl Learner {
         let accumulated = std::mem::take(&mut self.accumulator);
         let denominator = settings.aggregation.denominator(accumulated.counts());
         let mut metrics = accumulated.metrics(denominator);
-        let gradients = self.take_gradients(denominator);
+        let gradients = self.take_gradients(denominator)?;
         metrics.gradient_norm = optimizer::norm(&gradients);
         if metrics.gradient_norm == 0.0 && metrics.loss.is_finite() {
             metrics.seconds = accumulated.seconds + started.elapsed().as_secs_f64();
@@ -427,8 +426,8 @@ impl Learner {
         if let Err(breach) = limits.after_update(metrics.kl) {
             return Ok(Err(breach));
         }
-        self.train_model
-            .load_values(&checkpoint)
+        self.gradients
+            .load(&checkpoint, &self.arithmetic)
             .context("load the new weights")?;
         let changes = artifact::delta::stats(&self.state.checkpoint, &checkpoint);
         metrics.changed_weights = changes.changed_weights;
@@ -451,12 +450,10 @@ impl Learner {
     /// Forgets a proposed step and everything that was accumulated.
     pub fn discard(&mut self) -> anyhow::Result<()> {
         self.accumulator = Accumulator::default();
-        for leaf in self.train_model.parameters().values() {
-            leaf.shallow_clone().zero_grad();
-        }
+        self.gradients.clear();
         if self.pending.take().is_some() {
-            self.train_model
-                .load_values(&self.state.checkpoint)
+            self.gradients
+                .load(&self.state.checkpoint, &self.arithmetic)
                 .context("return to the old weights")?;
         }
         Ok(())
@@ -470,15 +467,16 @@ impl Learner {
         Ok(())
     }
 
-    /// The forward pass of a micro-batch, and log μ of its trained tokens.
-    fn score(&self, batch: &MicroBatch) -> anyhow::Result<Scored> {
-        let pass = score(&self.state.model, batch)?;
+    /// The forward pass of a micro-batch, and log μ of its trained tokens. `kept_bytes_max`: for its
+    /// gradient, if it has one.
+    fn score(&self, batch: &MicroBatch, kept_bytes_max: Option<u64>) -> anyhow::Result<Scored> {
+        let pass = score(&self.state.model, batch, kept_bytes_max)?;
         let recomputed = behavior::log_behavior(&pass.logits, batch, self.decline);
         Ok(Scored { pass, recomputed })
     }
 
-    /// Adds the gradients of the micro-batch's summed loss to the leaves. If every advantage is 0,
-    /// there is no backward pass.
+    /// Adds the gradients of the micro-batch's summed loss. If every advantage is 0, there is no
+    /// backward pass.
     fn backward(&mut self, mut batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
         let Scored { pass, recomputed } = scored;
         let supervised = settings.loss.is_supervised();
@@ -492,11 +490,9 @@ impl Learner {
         });
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
-        let hidden = autograd::leaf(&pass.hidden);
-        let logits = autograd::tensor(&pass.logits);
         let logits = match backward {
-            true => autograd::with_values(self.train_model.project(&hidden), &logits),
-            false => logits,
+            true => autograd::leaf(&pass.logits),
+            false => autograd::tensor(&pass.logits),
         };
         let transform = behavior::logit_transform(&batch, &pass.logits)
             .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
@@ -521,35 +517,20 @@ impl Learner {
         let terms = Terms { per_token, clipped };
         if backward {
             terms.per_token.sum(Kind::Float).backward();
-            self.train_model.backward(&pass, hidden.grad());
+            self.gradients.add(&self.state.model, &pass, &logits.grad());
         }
         self.accumulator
             .add_batch(batch, transform, &recomputed, &distribution, &terms, corrected.as_ref());
         Ok(())
     }
 
-    /// Takes the summed gradients of the master out of the leaves, divided by `denominator`, and
-    /// clears the leaves.
-    fn take_gradients(&mut self, denominator: f64) -> Parameters {
-        let _no_grad = tch::no_grad_guard();
-        let leaves = self.train_model.parameters().iter();
-        let weights = leaves
-            .filter(|(_, leaf)| leaf.requires_grad())
-            .map(|(name, leaf)| {
-                let gradient = leaf.grad();
-                let taken = if gradient.defined() {
-                    gradient / denominator
-                } else {
-                    leaf.zeros_like()
-                };
-                leaf.shallow_clone().zero_grad();
-                (name.clone(), taken)
-            })
-            .collect();
-        match &self.lora {
+    /// Takes the summed gradients of the master, divided by `denominator`.
+    fn take_gradients(&mut self, denominator: f64) -> anyhow::Result<Parameters> {
+        let weights = self.gradients.take(denominator)?;
+        Ok(match &self.lora {
             None => weights,
             Some(lora) => lora.gradients(&self.state.master, &weights),
-        }
+        })
     }
 
     /// The checkpoint that a master rounds to.
@@ -583,11 +564,14 @@ struct Scored {
 }
 
 /// The model's pass over a micro-batch, with logits at its trained positions and its logged
-/// experts, if any.
-fn score(model: &ExactModel, batch: &MicroBatch) -> anyhow::Result<Pass> {
+/// experts, if any. `kept_bytes_max`: for its gradient, if it has one.
+fn score(model: &ExactModel, batch: &MicroBatch, kept_bytes_max: Option<u64>) -> anyhow::Result<Pass> {
     let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
     let replay: Option<&Routing> = batch.routing.as_ref();
-    Ok(model.score(&sequences, &batch.positions, replay)?)
+    Ok(match kept_bytes_max {
+        Some(bytes) => model.score_for_gradient(&sequences, &batch.positions, replay, bytes)?,
+        None => model.score(&sequences, &batch.positions, replay)?,
+    })
 }
 
 /// Log-softmax at the trained positions, `[n, V]`, as they were sampled. `transform`: from
@@ -611,7 +595,7 @@ fn mean_kl(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
         before,
     } in batches
     {
-        let logits = autograd::tensor(&score(new, batch)?.logits);
+        let logits = autograd::tensor(&score(new, batch, None)?.logits);
         let after = log_softmax(&logits, batch, transform.as_ref());
         // ids that could not be sampled have probability 0 before and after
         let change = (before - after).masked_fill(&before.eq(f64::NEG_INFINITY), 0.0);

@@ -21,6 +21,9 @@ pub struct StepSettings {
     pub optimizer: OptimizerSettings,
     /// Tokens that go through the model together; default 4096. Changes memory, not results.
     pub micro_batch_tokens: usize,
+    /// What a forward pass may keep for its gradient besides each layer's input, in bytes; default
+    /// 1073741824 (1 GiB). What does not fit is computed again. Changes memory and speed, not results.
+    pub activation_bytes_max: u64,
 }
 
 impl Default for StepSettings {
@@ -31,6 +34,7 @@ impl Default for StepSettings {
             aggregation: Aggregation::default(),
             optimizer: OptimizerSettings::default(),
             micro_batch_tokens: 4096,
+            activation_bytes_max: 1 << 30,
         }
     }
 }

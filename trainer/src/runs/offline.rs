@@ -77,7 +77,7 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
         return Ok(());
     }
     let learners = (0..trainer.options.offline.runs_max)
-        .map(|_| Handle::spawn("learner-offline", trainer.options.threads, trainer.computing.clone()))
+        .map(|_| Handle::spawn("learner-offline", trainer.computing.clone()))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let queues = learners
         .iter()

@@ -70,7 +70,7 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
     if !trainer.options.realtime.enabled {
         return Ok(());
     }
-    let learner = Handle::spawn("learner-realtime", trainer.options.threads, trainer.computing.clone())?;
+    let learner = Handle::spawn("learner-realtime", trainer.computing.clone())?;
     let mut backoff = BACKOFF_MIN;
     loop {
         let wait = match execute(trainer, &learner, shutdown).await {

@@ -4,8 +4,10 @@ use super::bounds::Limits;
 use super::libtorch::Plain;
 use super::{Row, Setting};
 use artifact::checkpoint::Checkpoint;
+use artifact::threads::Threads;
 use model::autograd::{self, Parameters, TrainModel, require_grad};
 use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
+use model::gradient::Gradient;
 use std::time::Instant;
 use tch::{Kind, Tensor};
 
@@ -13,6 +15,8 @@ use tch::{Kind, Tensor};
 const SECONDS_MIN: f64 = 0.3;
 /// Batch sizes of decode, and the steps of one call.
 const BATCHES: [(usize, usize); 4] = [(1, 16), (4, 8), (16, 4), (64, 2)];
+/// What a training step keeps of its forward pass, as `trainer.activation_bytes_max` by default.
+const KEPT_BYTES_MAX: u64 = 1 << 30;
 /// The most rows of a training step.
 const TRAINED_MAX: usize = 512;
 
@@ -22,6 +26,8 @@ pub struct Case<'a> {
     pub setting: Setting,
     pub limits: &'a Limits,
     pub rounds: usize,
+    /// Measure training steps alone.
+    pub training_only: bool,
 }
 
 impl Case<'_> {
@@ -46,6 +52,17 @@ impl Case<'_> {
         let logits = (config.vocab_size * config.hidden_size) as f64;
         let body = weights as f64 - logits;
         let limits = self.limits;
+        let training = |fresh: &TrainModel| {
+            let passes = match Gradient::supports(&config, self.setting.compute) {
+                true => 3.0,
+                false => 4.0,
+            };
+            let bound = limits.flops / (2.0 * passes * body);
+            self.training(checkpoint, &model, fresh.parameters(), &ids[..half], bound)
+        };
+        if self.training_only {
+            return Ok(vec![training(&fresh)?]);
+        }
         let mut rows = Vec::new();
 
         let speeds = in_turn(
@@ -97,18 +114,15 @@ impl Case<'_> {
             };
             rows.push(self.row(format!("decode, batch {batch}"), steps, speeds, read.min(multiply), by));
         }
-        rows.push(self.training(
-            &model,
-            fresh.parameters(),
-            &ids[..half],
-            limits.flops / (2.0 * 4.0 * body),
-        )?);
+        rows.push(training(&fresh)?);
         Ok(rows)
     }
 
-    /// A training step: a forward pass, its recomputation, and a backward pass that costs two.
+    /// A training step: a forward pass and a backward pass that costs two. With bf16 products also the
+    /// forward pass's recomputation.
     fn training(
         &self,
+        checkpoint: &Checkpoint,
         model: &ExactModel,
         parameters: &Parameters,
         ids: &[u32],
@@ -124,6 +138,10 @@ impl Case<'_> {
         let plain = Plain::new(config, &leaves, 1, length as i64);
         let learning =
             TrainModel::from_parameters(config.clone(), require_grad(parameters))?.with_compute(self.setting.compute);
+        let mut gradient = match Gradient::supports(config, self.setting.compute) {
+            true => Some(Gradient::new(checkpoint, &Threads::ONE, |_| true)?),
+            false => None,
+        };
         let sequences: Vec<&[u32]> = vec![ids; count];
         let logit_rows: Vec<usize> = (0..count * length).filter(|row| row % length >= length - 16).collect();
         let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
@@ -135,15 +153,20 @@ impl Case<'_> {
             log_probabilities.select(-1, 3).sum(Kind::Float).backward();
         };
         let speeds = in_turn(
-            self.rounds.min(3),
+            self.rounds,
             || {
-                let pass = model.score(&sequences, &logit_rows, None)?;
-                let hidden = autograd::leaf(&pass.hidden);
-                loss(&autograd::with_values(
-                    learning.project(&hidden),
-                    &autograd::tensor(&pass.logits),
-                ));
-                learning.backward(&pass, hidden.grad());
+                let pass = model.score_for_gradient(&sequences, &logit_rows, None, KEPT_BYTES_MAX)?;
+                let logits = autograd::leaf(&pass.logits);
+                loss(&logits);
+                let by_logits = logits.grad();
+                match &mut gradient {
+                    Some(gradient) => {
+                        let mut values = vec![0.0; by_logits.numel()];
+                        by_logits.copy_data(&mut values, by_logits.numel());
+                        gradient.add(model, &pass, &values);
+                    }
+                    None => learning.backward(&pass, &by_logits),
+                }
                 Ok(count * length)
             },
             || {

@@ -62,11 +62,8 @@ struct Row {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let rounds = if std::env::args().any(|arg| arg == "--quick") {
-        1
-    } else {
-        ROUNDS
-    };
+    let asked = |option: &str| std::env::args().any(|arg| arg == option);
+    let rounds = if asked("--quick") { 1 } else { ROUNDS };
     let demo = Checkpoint::read_dir(&root.join("models/demo-base"))?;
     let big = random_checkpoint(&llama_100m(), 1);
     let out = root.join("target/bench");
@@ -96,6 +93,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 setting,
                 limits: &limits,
                 rounds,
+                training_only: asked("--training"),
             };
             rows.extend(case.run(checkpoint, context)?);
         }

@@ -45,7 +45,24 @@ impl Rotations {
     /// cos and sin at each of `positions`, `[positions, width/2]` each.
     ///
     /// Angles are f32 products of f32 values, because models were trained with those.
-    pub fn at(&self, positions: impl Iterator<Item = usize>) -> (Vec<f32>, Vec<f32>) {
+    pub fn at(&self, positions: impl Iterator<Item = usize> + Clone) -> (Vec<f32>, Vec<f32>) {
+        let (count, end) = positions
+            .clone()
+            .fold((0, 0), |(count, end), position| (count + 1, end.max(position + 1)));
+        if end >= count {
+            return self.each(positions);
+        }
+        // Several sequences share positions.
+        let (cos, sin) = self.each(0..end);
+        let pairs = self.pairs();
+        let rows = |each: &[f32]| {
+            let row = |position: usize| &each[position * pairs..][..pairs];
+            positions.clone().flat_map(row).copied().collect()
+        };
+        (rows(&cos), rows(&sin))
+    }
+
+    fn each(&self, positions: impl Iterator<Item = usize>) -> (Vec<f32>, Vec<f32>) {
         let angles = positions.flat_map(|position| self.frequencies.iter().map(move |freq| position as f32 * freq));
         angles
             .map(|angle| {

@@ -1,75 +1,14 @@
 //! The transformer's operations, computed by the exact kernels.
 
 use super::cache::KvCache;
+use super::rows::{Kept, Rows};
 use super::{ExactModel, Machine, Parameter};
 use crate::config::{Experts, ModelConfig, Rotations, Scoring};
 use crate::kernel::{self, KvHead, Queries, Vector};
 use crate::router::{self, Mismatch, Routing};
-use crate::transformer::{Backend, Linear, Route};
+use crate::transformer::{Backend, Linear, Part, Route};
 use artifact::isa::Isa;
 use artifact::threads::Threads;
-
-/// Rows of f32 values, `[len, width]`, row-major.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rows {
-    width: usize,
-    values: Vec<f32>,
-}
-
-impl Rows {
-    pub fn zeros(rows: usize, width: usize) -> Self {
-        Rows {
-            width,
-            values: vec![0.0; rows * width],
-        }
-    }
-
-    /// # Panics
-    /// If `values` are not whole rows.
-    pub fn from_values(width: usize, values: Vec<f32>) -> Self {
-        assert!(
-            width > 0 && values.len().is_multiple_of(width),
-            "values are whole rows of {width}"
-        );
-        Rows { width, values }
-    }
-
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    pub fn len(&self) -> usize {
-        self.values.len() / self.width.max(1)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
-
-    /// All values, row-major.
-    pub fn values(&self) -> &[f32] {
-        &self.values
-    }
-
-    pub fn row(&self, row: usize) -> &[f32] {
-        &self.values[row * self.width..][..self.width]
-    }
-
-    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.values.chunks_exact(self.width.max(1))
-    }
-
-    pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        self.values.chunks_exact_mut(self.width.max(1))
-    }
-
-    fn pick(&self, rows: impl Iterator<Item = usize>) -> Rows {
-        Rows {
-            width: self.width,
-            values: rows.flat_map(|row| self.row(row).iter().copied()).collect(),
-        }
-    }
-}
 
 /// Rows of a pass that are consecutive positions of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -120,6 +59,8 @@ impl KvStorage<'_> {
 
 /// The cost of an exponential, in multiply-adds.
 const EXP_WORK: usize = 32;
+/// The cost of a value of a norm, a rotation or a sum, in multiply-adds.
+const VALUE_WORK: usize = 8;
 /// Queries per job when threads share attention. Late queries cost more than early ones, so jobs
 /// are small.
 const QUERIES: usize = 32;
@@ -153,6 +94,8 @@ pub(super) struct ExactBackend<'a> {
     replayed: usize,
     routing: Routing,
     mismatch: Option<Mismatch>,
+    /// What the present layer computed, if it is to be kept.
+    kept: Option<Kept>,
 }
 
 impl<'a> ExactBackend<'a> {
@@ -180,7 +123,18 @@ impl<'a> ExactBackend<'a> {
             replayed: 0,
             routing: Routing::default(),
             mismatch: None,
+            kept: None,
         }
+    }
+
+    /// Keeps what the next layer computes.
+    pub fn start_keeping(&mut self) {
+        self.kept = Some(Kept::default());
+    }
+
+    /// What the last layer computed, if it was to be kept.
+    pub fn take_kept(&mut self) -> Option<Kept> {
+        self.kept.take()
     }
 
     /// The experts that rows used. An error if the recording did not fit or has layers left over.
@@ -202,8 +156,23 @@ impl<'a> ExactBackend<'a> {
             return Rows::zeros(0, 0);
         };
         let mut y = Rows::zeros(x.len(), matrix.outputs());
-        matrix.multiply(self.isa, self.threads, &x.values, bias, &mut y.values);
+        matrix.multiply(self.isa, self.threads, &x.values, bias, y.values_mut());
         y
+    }
+
+    /// Runs `each` on blocks of rows, with the first row of each block. `work`: of a value, in
+    /// multiply-adds.
+    fn on_blocks(&self, x: &mut Rows, work: usize, each: impl Fn(usize, &mut [f32]) + Send + Sync) {
+        let parts = self.threads.parts(x.values.len() * work);
+        if parts == 1 {
+            each(0, x.values_mut());
+            return;
+        }
+        let (rows, width) = (x.len().div_ceil(parts).max(1), x.width);
+        let jobs = x.values_mut().chunks_mut(rows * width).enumerate();
+        let jobs = jobs.map(|(n, values)| (n * rows, values)).collect();
+        self.threads
+            .each(jobs, |(row, values): (usize, &mut [f32])| each(row, values));
     }
 
     fn write(&mut self, layer: i64, segment: &Segment, k: &Rows, v: &Rows) {
@@ -238,7 +207,7 @@ impl<'a> ExactBackend<'a> {
             for segment in segments {
                 for (head, kv) in self.store.heads(segment, layer).iter().enumerate() {
                     let width = out.width;
-                    let into = &mut out.values[segment.row * width + head * shared * value_width..];
+                    let into = &mut out.values_mut()[segment.row * width + head * shared * value_width..];
                     kernel::attend(self.isa, kv, &queries(segment, head, 0, segment.count), into, width);
                 }
             }
@@ -263,9 +232,10 @@ impl<'a> ExactBackend<'a> {
         self.threads.each(jobs.iter_mut().collect(), |job: &mut Job<'_>| {
             kernel::attend(self.isa, job.kv, &job.queries, &mut job.values, width);
         });
+        let (out_width, out) = (out.width, out.values_mut());
         for job in &jobs {
             for (i, values) in job.values.chunks_exact(width).enumerate() {
-                out.values[(job.row + i) * out.width + job.column..][..width].copy_from_slice(values);
+                out[(job.row + i) * out_width + job.column..][..width].copy_from_slice(values);
             }
         }
     }
@@ -284,29 +254,34 @@ impl Backend for ExactBackend<'_> {
     }
 
     fn rms_norm(&self, x: &Rows, w: &Parameter, eps: f64) -> Rows {
-        let mut y = x.clone();
+        let mut y = Rows::zeros(x.len(), x.width);
         if let Some(w) = vector(w) {
-            kernel::rms_norm(self.isa, &mut y.values, w.values(), eps as f32);
+            self.on_blocks(&mut y, VALUE_WORK, |row, values| {
+                values.copy_from_slice(&x.values[row * x.width..][..values.len()]);
+                kernel::rms_norm(self.isa, values, w.values(), eps as f32);
+            });
         }
         y
     }
 
     fn rotate(&self, mut x: Rows, head: i64, from: i64) -> Rows {
-        let (pairs, from) = (self.rotations.pairs(), from as usize);
-        let mut apart = vec![0.0; 2 * pairs];
-        let rotations = self.cos.chunks_exact(pairs).zip(self.sin.chunks_exact(pairs));
-        for (row, (cos, sin)) in x.values.chunks_exact_mut(x.width).zip(rotations) {
-            for head in row.chunks_exact_mut(head as usize) {
-                let rotary = &mut head[from..from + 2 * pairs];
-                if self.config.rope.interleaved {
-                    for (i, pair) in rotary.chunks_exact(2).enumerate() {
-                        (apart[i], apart[pairs + i]) = (pair[0], pair[1]);
+        let (pairs, from, width) = (self.rotations.pairs(), from as usize, x.width);
+        self.on_blocks(&mut x, VALUE_WORK, |first, values| {
+            let mut apart = vec![0.0; 2 * pairs];
+            for (row, values) in (first..).zip(values.chunks_exact_mut(width)) {
+                let (cos, sin) = (&self.cos[row * pairs..][..pairs], &self.sin[row * pairs..][..pairs]);
+                for head in values.chunks_exact_mut(head as usize) {
+                    let rotary = &mut head[from..from + 2 * pairs];
+                    if self.config.rope.interleaved {
+                        for (i, pair) in rotary.chunks_exact(2).enumerate() {
+                            (apart[i], apart[pairs + i]) = (pair[0], pair[1]);
+                        }
+                        rotary.copy_from_slice(&apart);
                     }
-                    rotary.copy_from_slice(&apart);
+                    kernel::rotate(self.isa, rotary, cos, sin);
                 }
-                kernel::rotate(self.isa, rotary, cos, sin);
             }
-        }
+        });
         x
     }
 
@@ -332,17 +307,16 @@ impl Backend for ExactBackend<'_> {
     }
 
     fn swiglu(&self, mut gate: Rows, up: &Rows) -> Rows {
-        let parts = self.threads.parts(gate.values.len() * EXP_WORK);
-        let size = gate.values.len().div_ceil(parts).max(1);
-        let jobs = gate.values.chunks_mut(size).zip(up.values.chunks(size)).collect();
-        self.threads.each(jobs, |(gate, up): (&mut [f32], &[f32])| {
-            kernel::swiglu(self.isa, gate, up);
+        self.on_blocks(&mut gate, EXP_WORK, |row, values| {
+            kernel::swiglu(self.isa, values, &up.values[row * up.width..][..values.len()]);
         });
         gate
     }
 
     fn add(&self, mut x: Rows, y: &Rows) -> Rows {
-        kernel::add(self.isa, &mut x.values, &y.values);
+        self.on_blocks(&mut x, VALUE_WORK, |row, values| {
+            kernel::add(self.isa, values, &y.values[row * y.width..][..values.len()]);
+        });
         x
     }
 
@@ -354,10 +328,9 @@ impl Backend for ExactBackend<'_> {
             first.extend_from_slice(&part[..width]);
             second.extend_from_slice(&part[width..]);
         }
-        let rows = |width, values| Rows { width, values };
         (
-            rows(width * groups as usize, first),
-            rows((part - width) * groups as usize, second),
+            Rows::from_values(width * groups as usize, first),
+            Rows::from_values((part - width) * groups as usize, second),
         )
     }
 
@@ -371,7 +344,7 @@ impl Backend for ExactBackend<'_> {
                 values.extend_from_slice(shared);
             }
         }
-        Rows { width, values }
+        Rows::from_values(width, values)
     }
 
     fn select_logit_rows(&self, x: Rows) -> Rows {
@@ -459,13 +432,19 @@ impl Backend for ExactBackend<'_> {
         for ((row, place), y) in route.rows_of(expert).into_iter().zip(y.rows()) {
             let weight = route.weights.row(row)[place];
             let width = sum.width;
-            kernel::add_scaled(self.isa, &mut sum.values[row * width..][..width], y, weight);
+            kernel::add_scaled(self.isa, &mut sum.values_mut()[row * width..][..width], y, weight);
         }
         sum
     }
+
+    fn keep(&mut self, part: Part, rows: &Rows) {
+        if let Some(Kept(parts)) = &mut self.kept {
+            parts[part as usize] = rows.clone();
+        }
+    }
 }
 
-fn vector(parameter: &Parameter) -> Option<&Vector> {
+pub(crate) fn vector(parameter: &Parameter) -> Option<&Vector> {
     match parameter {
         Parameter::Vector(vector) => Some(vector),
         Parameter::Matrix(_) => None,

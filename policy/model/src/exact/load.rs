@@ -7,7 +7,6 @@ use crate::transformer::{Transformer, is_router};
 use artifact::checkpoint::Checkpoint;
 use artifact::memory::Buffer;
 use artifact::tensor::TensorData;
-use artifact::threads::Threads;
 use bytes::Bytes;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -22,13 +21,13 @@ pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
     Ok(ModelConfig::from_json(json)?)
 }
 
-/// Packs every parameter of the config. A missing or unexpected tensor, or a wrong shape, is an
-/// error.
-pub(super) fn pack_transformer(
+/// Packs every parameter of the config, and matrices by `packed`, from row-major
+/// `[outputs, inputs]`. A missing or unexpected tensor, or a wrong shape, is an error.
+pub(crate) fn pack_transformer(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
+    packed: &impl Fn(Element<'_>, usize, usize, Compute) -> Matrix,
     compute: Compute,
-    threads: &Threads,
 ) -> Result<Transformer<Parameter>, Error> {
     let mut seen = BTreeSet::new();
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
@@ -41,7 +40,7 @@ pub(super) fn pack_transformer(
         };
         Ok(match shape {
             [outputs, inputs] => {
-                let pack = |values| Matrix::pack(values, *outputs as usize, *inputs as usize, compute, threads);
+                let pack = |values| packed(values, *outputs as usize, *inputs as usize, compute);
                 // bf16 stays bf16; `TensorData::new` checked that its bytes fit the shape. Other
                 // dtypes become f32 of the same values.
                 Parameter::Matrix(match data.dtype {

@@ -30,6 +30,15 @@ enum Packed {
     Pairs(Buffer<u32>),
 }
 
+/// What the sums of a product start at.
+#[derive(Clone, Copy)]
+enum Start<'a> {
+    /// Zero, or a bias.
+    Bias(Option<&'a [f32]>),
+    /// The values in y.
+    Y,
+}
+
 /// One value per output, padded to whole panels.
 #[derive(Debug, Clone)]
 pub struct Vector {
@@ -88,6 +97,23 @@ impl Matrix {
         }
     }
 
+    /// Packs the transpose of row-major `[outputs, inputs]`, for products with the gradient of outputs.
+    /// Values keep their dtype.
+    ///
+    /// # Panics
+    /// As [`Matrix::pack`].
+    pub fn pack_transposed(values: Element<'_>, outputs: usize, inputs: usize, threads: &Threads) -> Self {
+        let size = (outputs, inputs);
+        Matrix {
+            outputs: inputs,
+            inputs: outputs,
+            packed: match values {
+                Element::F32(w) => Packed::F32(transposed_panels(threads, w, size, |w| *w)),
+                Element::Bf16(w) => Packed::Bf16(transposed_panels(threads, w, size, |&w| u16::from_le_bytes(w))),
+            },
+        }
+    }
+
     pub fn outputs(&self) -> usize {
         self.outputs
     }
@@ -137,6 +163,23 @@ impl Matrix {
         }
     }
 
+    /// `y[r] += W x[r]` for every row, on the caller's thread. Not for bf16 products.
+    ///
+    /// # Panics
+    /// If the lengths of `x` and `y` do not fit the matrix.
+    pub fn add_product(&self, isa: Isa, x: &[f32], y: &mut [f32]) {
+        assert_eq!(
+            x.len() * self.outputs,
+            y.len() * self.inputs,
+            "x and y have the same rows"
+        );
+        match &self.packed {
+            Packed::F32(w) => product(isa, w, Start::Y, self.inputs, x, y, self.outputs),
+            Packed::Bf16(w) => product(isa, w, Start::Y, self.inputs, x, y, self.outputs),
+            Packed::Pairs(_) => unreachable!("gradients are not computed with bf16 products"),
+        }
+    }
+
     /// Threads share many rows by rows, and few rows by panels.
     fn multiply_packed<W: Terms>(
         &self,
@@ -154,14 +197,16 @@ impl Matrix {
         let panels = outputs.div_ceil(PANEL);
         let parts = threads.parts(rows * inputs * outputs);
         if parts == 1 || rows * panels <= 1 {
-            product(isa, w, bias, inputs, x, y, outputs);
+            product(isa, w, Start::Bias(bias), inputs, x, y, outputs);
             return;
         }
         if rows >= threads.count() * ROWS {
-            let share = rows.div_ceil(parts).next_multiple_of(ROWS_MAX);
+            // As many blocks for each thread, so that none waits for another's last one.
+            let per_thread = (rows / threads.count() / ROWS).clamp(1, parts.div_ceil(threads.count()));
+            let share = rows.div_ceil(per_thread * threads.count());
             let jobs = x.chunks(share * inputs).zip(y.chunks_mut(share * outputs)).collect();
             threads.each(jobs, |(x, y): (&[W::Input], &mut [f32])| {
-                product(isa, w, bias, inputs, x, y, outputs);
+                product(isa, w, Start::Bias(bias), inputs, x, y, outputs);
             });
             return;
         }
@@ -169,7 +214,15 @@ impl Matrix {
         let of_panels = |part: usize, y: &mut [f32]| {
             let first = part * share * PANEL;
             let bias = bias.map(|bias| &bias[first..]);
-            product(isa, &w[first * inputs..], bias, inputs, x, y, y.len() / rows);
+            product(
+                isa,
+                &w[first * inputs..],
+                Start::Bias(bias),
+                inputs,
+                x,
+                y,
+                y.len() / rows,
+            );
         };
         if rows == 1 {
             let jobs = y.chunks_mut(share * PANEL).enumerate().collect();
@@ -241,13 +294,40 @@ fn panels<S: Sync, T: Pod + Default + Send, const TERMS: usize>(
     out
 }
 
+/// Packs panels of the transpose: a panel's row is 32 neighbors of a row of `values`.
+fn transposed_panels<S: Sync, T: Pod + Default + Send>(
+    threads: &Threads,
+    values: &[S],
+    (outputs, inputs): (usize, usize),
+    packed: impl Fn(&S) -> T + Sync,
+) -> Buffer<T> {
+    assert_eq!(
+        values.len(),
+        outputs * inputs,
+        "values of a matrix [{outputs}, {inputs}]"
+    );
+    let mut out = Buffer::unset(inputs.next_multiple_of(PANEL) * outputs);
+    let jobs = out.chunks_mut((PANEL * outputs).max(1)).enumerate().collect();
+    threads.each(jobs, |(panel, out): (usize, &mut [T])| {
+        let from = panel * PANEL;
+        let width = PANEL.min(inputs - from);
+        for (into, row) in out.chunks_exact_mut(PANEL).zip(values.chunks_exact(inputs)) {
+            for (into, value) in into.iter_mut().zip(&row[from..][..width]) {
+                *into = packed(value);
+            }
+            into[width..].fill(T::default());
+        }
+    });
+    out
+}
+
 /// Loops over blocks of the depth, then of rows, then over panels, so that repeated reads hit a
 /// cache. Between blocks of the depth the sums are stored in y and loaded again, which changes no
 /// bit.
 fn product<W: Weight>(
     isa: Isa,
     w: &[W],
-    bias: Option<&[f32]>,
+    start: Start<'_>,
     inputs: usize,
     x: &[W::Input],
     y: &mut [f32],
@@ -277,7 +357,13 @@ fn product<W: Weight>(
                     let at = row * outputs + panel * PANEL;
                     let width = outputs - panel * PANEL;
                     let partial = width < PANEL;
-                    if partial && from > 0 {
+                    let start = match start {
+                        Start::Bias(bias) if from == 0 => {
+                            Some(bias.map_or(ZEROS.as_slice(), |bias| &bias[panel * PANEL..]))
+                        }
+                        _ => None,
+                    };
+                    if partial && start.is_none() {
                         for r in 0..count {
                             last[r * PANEL..][..width].copy_from_slice(&y[at + r * outputs..][..width]);
                         }
@@ -290,7 +376,7 @@ fn product<W: Weight>(
                         x_stride: inputs,
                         w: &w[(panel * inputs + from) * PANEL..],
                         w_stride: inputs * PANEL,
-                        start: (from == 0).then(|| bias.map_or(ZEROS.as_slice(), |bias| &bias[panel * PANEL..])),
+                        start,
                         y: if partial { &mut last } else { &mut y[at..] },
                         y_stride: if partial { PANEL } else { outputs },
                     };

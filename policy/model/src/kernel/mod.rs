@@ -14,13 +14,20 @@
 //! portable Rust. The module works on slices and knows no tensors or names.
 
 mod attention;
+mod attention_gradient;
+mod columns;
 mod matrix;
 mod row_ops;
 mod tile;
 
 pub use attention::{KvHead, Queries, attend};
+pub use attention_gradient::{Attention, HeadGradient, attention_gradient};
+pub use columns::{ColumnsOf, Room, add_products_of_columns};
 pub use matrix::{Element, Matrix, Vector};
-pub use row_ops::{add, add_scaled, bf16, exp, rms_norm, rotate, round_pairs, softmax, swiglu};
+pub use row_ops::{
+    add, add_scaled, bf16, dot, exp, rms_norm, rms_norm_gradient, rotate, round_pairs, softmax, softmax_gradient,
+    swiglu, swiglu_gradient,
+};
 
 use artifact::isa::{InstructionSet, Isa};
 use artifact::threads::Threads;

@@ -163,6 +163,80 @@ for_each_isa! {
     }
 }
 
+for_each_isa! {
+    /// Σ x · y.
+    pub fn dot(x: &[f32], y: &[f32]) -> f32 {
+        let mut sums = [0f32; PARTIALS];
+        let (mut xs, mut ys) = (x.chunks_exact(PARTIALS), y.chunks_exact(PARTIALS));
+        for (x, y) in (&mut xs).zip(&mut ys) {
+            for ((sum, &x), &y) in sums.iter_mut().zip(x).zip(y) {
+                *sum = x.mul_add(y, *sum);
+            }
+        }
+        for ((sum, &x), &y) in sums.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
+            *sum = x.mul_add(y, *sum);
+        }
+        sum_tree(sums)
+    }
+}
+
+for_each_isa! {
+    /// The gradient of [`rms_norm`]: replaces dy by dx, and adds to dw. With s = 1 / √(mean(x²) + eps)
+    /// and x̂ = s · x: dw += dy · x̂ and dx = s · (dy · w − x̂ · mean(dy · w · x̂)).
+    pub fn rms_norm_gradient(x: &[f32], w: &[f32], eps: f32, dy: &mut [f32], dw: &mut [f32]) {
+        let width = w.len();
+        for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
+            let (mut squares, mut products) = ([0f32; PARTIALS], [0f32; PARTIALS]);
+            let whole = width / PARTIALS * PARTIALS;
+            for at in (0..whole).step_by(PARTIALS) {
+                let (x, w, dy) = (&x[at..][..PARTIALS], &w[at..][..PARTIALS], &dy[at..][..PARTIALS]);
+                for i in 0..PARTIALS {
+                    squares[i] = x[i].mul_add(x[i], squares[i]);
+                    products[i] = (dy[i] * w[i]).mul_add(x[i], products[i]);
+                }
+            }
+            for (i, at) in (whole..width).enumerate() {
+                squares[i] = x[at].mul_add(x[at], squares[i]);
+                products[i] = (dy[at] * w[at]).mul_add(x[at], products[i]);
+            }
+            let scale = 1.0 / (sum_tree(squares) / width as f32 + eps).sqrt();
+            let mean = sum_tree(products) / width as f32 * scale * scale;
+            for (((dy, dw), &x), &w) in dy.iter_mut().zip(dw.iter_mut()).zip(x).zip(w) {
+                *dw = (*dy * scale).mul_add(x, *dw);
+                *dy = scale * (*dy * w - x * mean);
+            }
+        }
+    }
+}
+
+for_each_isa! {
+    /// The gradient of [`swiglu`]: replaces `gate` and `up` by their gradients and `gated`, which is the
+    /// gradient of the result, by the result.
+    pub fn swiglu_gradient(gate: &mut [f32], up: &mut [f32], gated: &mut [f32]) {
+        for ((gate, up), gated) in gate.iter_mut().zip(up).zip(gated) {
+            let sigmoid = 1.0 / (1.0 + exp(-*gate));
+            let silu = *gate * sigmoid;
+            let (g, u, dy) = (*gate, *up, *gated);
+            *gated = silu * u;
+            *up = dy * silu;
+            *gate = dy * u * sigmoid * (1.0 + g * (1.0 - sigmoid));
+        }
+    }
+}
+
+for_each_isa! {
+    /// The gradient of a softmax over scores. `p` holds what [`softmax`] left, and `sum` what it
+    /// returned; `dp` the gradient by the probabilities, whose mean under them is `mean`. Replaces p by
+    /// the probabilities and dp by the gradient by the scores.
+    pub fn softmax_gradient(p: &mut [f32], dp: &mut [f32], sum: f32, mean: f32) {
+        let inverse = 1.0 / sum;
+        for (p, dp) in p.iter_mut().zip(dp) {
+            *p *= inverse;
+            *dp = *p * (*dp - mean);
+        }
+    }
+}
+
 /// The bits of the nearest bf16, ties to even. Subnormals become 0, as in products of pairs.
 #[inline(always)]
 pub fn bf16(x: f32) -> u32 {

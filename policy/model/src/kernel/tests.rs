@@ -403,3 +403,66 @@ fn heads_that_share_keys_do_not_affect_each_other() {
         }
     }
 }
+
+#[test]
+fn products_over_rows_are_one_chain_of_multiply_adds_per_output() {
+    // Around the blocks of 12 and 32 columns, and more rows than are packed at once.
+    for (rows, outputs, inputs) in [(1, 1, 1), (5, 12, 32), (515, 13, 33), (1030, 25, 7)] {
+        let (a, b) = (values(rows * (outputs + 3), 1), values(rows * inputs, 2));
+        let start = values(outputs * inputs, 3);
+        let mut expected = start.clone();
+        for (o, sums) in expected.chunks_exact_mut(inputs).enumerate() {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                for row in 0..rows {
+                    *sum = a[row * (outputs + 3) + 2 + o].mul_add(b[row * inputs + i], *sum);
+                }
+            }
+        }
+        for isa in Isa::available() {
+            let (mut together, mut cut) = (start.clone(), start.clone());
+            let mut room = Room::default();
+            let a = ColumnsOf::all(&a, outputs + 3).part(2, outputs);
+            let b = ColumnsOf::all(&b, inputs);
+            add_products_of_columns(isa, &mut room, 0..rows, a, b, &mut together);
+            assert_eq!(bits(&together), bits(&expected), "{rows} rows on {isa:?}");
+            for part in [0..rows / 3, rows / 3..rows] {
+                add_products_of_columns(isa, &mut room, part, a, b, &mut cut);
+            }
+            assert_eq!(bits(&cut), bits(&expected), "{rows} rows, cut, on {isa:?}");
+        }
+    }
+}
+
+#[test]
+fn a_transposed_matrix_multiplies_by_its_transpose_and_adds() {
+    for (outputs, inputs, rows) in [(5, 3, 1), (33, 70, 13), (400, 40, 100)] {
+        let w = values(outputs * inputs, 4);
+        let x = values(rows * outputs, 5);
+        let start = values(rows * inputs, 6);
+        for isa in Isa::available() {
+            for halves in [false, true] {
+                let half_bits = bf16_bits(&w);
+                let used: Vec<f32> = match halves {
+                    true => half_bits.iter().map(|&bits| wide(bits)).collect(),
+                    false => w.clone(),
+                };
+                let pairs = bytes(&half_bits);
+                let element = if halves {
+                    Element::Bf16(&pairs)
+                } else {
+                    Element::F32(&w)
+                };
+                let matrix = Matrix::pack_transposed(element, outputs, inputs, &Threads::ONE);
+                let mut y = start.clone();
+                matrix.add_product(isa, &x, &mut y);
+                for (row, y) in y.chunks_exact(inputs).enumerate() {
+                    for (i, y) in y.iter().enumerate() {
+                        let terms = (0..outputs).map(|o| (x[row * outputs + o], used[o * inputs + i]));
+                        let expected = terms.fold(start[row * inputs + i], |sum, (x, w)| x.mul_add(w, sum));
+                        assert_eq!(y.to_bits(), expected.to_bits(), "{outputs} × {inputs} on {isa:?}");
+                    }
+                }
+            }
+        }
+    }
+}

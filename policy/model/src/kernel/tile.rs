@@ -2,7 +2,8 @@
 //!
 //! Every output is one chain of fused multiply-adds over k. A macro writes the same loop for each
 //! instruction set; only the number of outputs per register differs. Pairs of bf16 add two terms at
-//! once, as `VDPBF16PS` does. Machines without that instruction do the same in several.
+//! once, as `VDPBF16PS` does. Machines without that instruction do the same in several. Over 500
+//! lines, because all instruction sets and weights share the macros.
 
 #![expect(
     unsafe_code,
@@ -33,7 +34,7 @@ pub(super) struct Tile<'a, W: Weight> {
     /// Elements of a row of x. With pairs, each is two terms.
     pub k: usize,
     pub x: &'a [W::Input],
-    /// Distance between rows of x, in elements.
+    /// Distance between rows of x, in elements. [`Columns`] ignore it.
     pub x_stride: usize,
     /// `[panels][k][32]`.
     pub w: &'a [W],
@@ -54,7 +55,7 @@ impl<W: Weight> Tile<'_, W> {
     pub fn run(self, isa: Isa) {
         assert!((1..=ROWS_MAX).contains(&self.rows));
         assert!(matches!((self.rows, self.panels), (1, 4) | (1 | 2, 2) | (_, 1)));
-        assert!(self.x.len() >= (self.rows - 1) * self.x_stride + self.k);
+        assert!(self.x.len() >= W::inputs_needed(self.rows, self.x_stride, self.k));
         assert!(self.w.len() >= (self.panels - 1) * self.w_stride + self.k * PANEL);
         assert!(self.y.len() >= (self.rows - 1) * self.y_stride + self.panels * PANEL);
         assert!(self.start.is_none_or(|start| start.len() >= self.panels * PANEL));
@@ -116,6 +117,12 @@ impl<W: Weight> Pointers<W> {
     }
 }
 
+/// An f32 whose x has its rows beside each other, `[k][ROWS_MAX]`: a product over the rows of two
+/// matrices, whose columns become the rows of x.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(transparent)]
+pub(super) struct Columns(pub f32);
+
 /// An element of packed weights: f32, the bits of a bf16 (u16), or a pair of bf16 (u32) whose lower
 /// half belongs to k and whose upper half to k + 1.
 pub(super) trait Weight: Copy + Default + Send + Sync {
@@ -123,6 +130,11 @@ pub(super) trait Weight: Copy + Default + Send + Sync {
     type Input: Copy + Default + Send + Sync;
     /// Terms of the sum per element.
     const TERMS: usize;
+
+    /// Elements of x that a tile reads.
+    fn inputs_needed(rows: usize, x_stride: usize, k: usize) -> usize {
+        (rows - 1) * x_stride + k
+    }
 
     /// # Safety
     /// The CPU must have `isa`. The pointers must be valid for all elements that the tile's counts
@@ -172,10 +184,13 @@ macro_rules! by_four_rows {
 }
 
 macro_rules! weight {
-    ($type:ty, $input:ty, $terms:literal, $avx512_bf16:ident, $by:ident, $avx512:ident, $avx2:ident, $portable:ident) => {
+    ($type:ty, $input:ty, $terms:literal, $avx512_bf16:ident, $by:ident, $avx512:ident, $avx2:ident, $portable:ident
+     $(, $needed:item)?) => {
         impl Weight for $type {
             type Input = $input;
             const TERMS: usize = $terms;
+
+            $($needed)?
 
             unsafe fn run(isa: Isa, tile: &Pointers<Self>) {
                 // SAFETY: the caller promised that the CPU has `isa` and that the pointers are
@@ -209,6 +224,31 @@ weight!(
     portable_pairs
 );
 
+weight!(
+    Columns,
+    f32,
+    1,
+    avx512_columns,
+    by_rows,
+    avx512_columns,
+    avx2_columns,
+    portable_columns,
+    fn inputs_needed(_: usize, _: usize, k: usize) -> usize {
+        k * ROWS_MAX
+    }
+);
+
+/// Where row r of x has element k.
+#[inline(always)]
+fn by_row<W: Weight>(t: &Pointers<W>, r: usize, k: usize) -> usize {
+    r * t.x_stride + k
+}
+
+#[inline(always)]
+fn by_column(_: &Pointers<Columns>, r: usize, k: usize) -> usize {
+    k * ROWS_MAX + r
+}
+
 /// Vectors of a panel computed at a time. With more, the sums would not stay in registers.
 #[cfg(target_arch = "x86_64")]
 const AT_ONCE: usize = 2;
@@ -216,7 +256,7 @@ const AT_ONCE: usize = 2;
 /// A tile on vectors of `$width` floats.
 #[cfg(target_arch = "x86_64")]
 macro_rules! tile {
-    ($name:ident, $feature:literal, $weight:ty, $width:literal,
+    ($name:ident, $feature:literal, $weight:ty, $width:literal, $at:ident,
      $load:ident, $set:ident, $fma:ident, $read:ident, $store:ident) => {
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name<const R: usize, const P: usize>(t: &Pointers<$weight>) {
@@ -242,7 +282,7 @@ macro_rules! tile {
                             }
                         }
                         for (r, row) in sums.iter_mut().enumerate() {
-                            let x = $set(*t.x.add(r * t.x_stride + k));
+                            let x = $set(*t.x.add($at(t, r, k)));
                             for (panel, weights) in row.iter_mut().zip(&weights) {
                                 for (sum, weight) in panel.iter_mut().zip(weights) {
                                     *sum = $fma(x, *weight, *sum);
@@ -270,17 +310,18 @@ use x86::*;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{AT_ONCE, EXPONENT, HIGH, PANEL, Pointers};
+    use super::{AT_ONCE, Columns, EXPONENT, HIGH, PANEL, Pointers, by_column, by_row};
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
     macro_rules! tile_16 {
-        ($name:ident, $feature:literal, $weight:ty, $load:ident, $set:ident, $fma:ident) => {
+        ($name:ident, $feature:literal, $weight:ty, $at:ident, $load:ident, $set:ident, $fma:ident) => {
             tile!(
                 $name,
                 $feature,
                 $weight,
                 16,
+                $at,
                 $load,
                 $set,
                 $fma,
@@ -291,12 +332,13 @@ mod x86 {
     }
 
     macro_rules! tile_8 {
-        ($name:ident, $feature:literal, $weight:ty, $load:ident, $set:ident, $fma:ident) => {
+        ($name:ident, $feature:literal, $weight:ty, $at:ident, $load:ident, $set:ident, $fma:ident) => {
             tile!(
                 $name,
                 $feature,
                 $weight,
                 8,
+                $at,
                 $load,
                 $set,
                 $fma,
@@ -310,23 +352,90 @@ mod x86 {
         avx512_f32,
         "avx512f",
         f32,
+        by_row,
         _mm512_loadu_ps,
         _mm512_set1_ps,
         _mm512_fmadd_ps
     );
-    tile_16!(avx512_bf16, "avx512f", u16, widen_16, _mm512_set1_ps, _mm512_fmadd_ps);
-    tile_16!(avx512_pairs, "avx512f,avx512bf16", u32, pairs_16, spread_16, add_pairs);
-    tile_16!(avx512_pairs_emulated, "avx512f", u32, pairs_16, spread_16, add_pairs_16);
+    tile_16!(
+        avx512_bf16,
+        "avx512f",
+        u16,
+        by_row,
+        widen_16,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps
+    );
+    tile_16!(
+        avx512_pairs,
+        "avx512f,avx512bf16",
+        u32,
+        by_row,
+        pairs_16,
+        spread_16,
+        add_pairs
+    );
+    tile_16!(
+        avx512_pairs_emulated,
+        "avx512f",
+        u32,
+        by_row,
+        pairs_16,
+        spread_16,
+        add_pairs_16
+    );
     tile_8!(
         avx2_f32,
         "avx2,fma",
         f32,
+        by_row,
         _mm256_loadu_ps,
         _mm256_set1_ps,
         _mm256_fmadd_ps
     );
-    tile_8!(avx2_bf16, "avx2,fma", u16, widen_8, _mm256_set1_ps, _mm256_fmadd_ps);
-    tile_8!(avx2_pairs, "avx2,fma", u32, pairs_8, spread_8, add_pairs_8);
+    tile_8!(
+        avx2_bf16,
+        "avx2,fma",
+        u16,
+        by_row,
+        widen_8,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps
+    );
+    tile_8!(avx2_pairs, "avx2,fma", u32, by_row, pairs_8, spread_8, add_pairs_8);
+
+    tile_16!(
+        avx512_columns,
+        "avx512f",
+        Columns,
+        by_column,
+        columns_16,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps
+    );
+    tile_8!(
+        avx2_columns,
+        "avx2,fma",
+        Columns,
+        by_column,
+        columns_8,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps
+    );
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn columns_16(w: *const Columns) -> __m512 {
+        // SAFETY: the caller's pointer is valid for 16 values, each an f32.
+        unsafe { _mm512_loadu_ps(w.cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn columns_8(w: *const Columns) -> __m256 {
+        // SAFETY: the caller's pointer is valid for 8 values, each an f32.
+        unsafe { _mm256_loadu_ps(w.cast()) }
+    }
 
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -434,7 +543,7 @@ const HIGH: i32 = 0xffff_0000u32.cast_signed();
 const EXPONENT: i32 = 0x7f80_0000;
 
 macro_rules! portable {
-    ($name:ident, $weight:ty, $add:expr) => {
+    ($name:ident, $weight:ty, $at:ident, $add:expr) => {
         unsafe fn $name(t: &Pointers<$weight>) {
             for (r, p) in (0..t.rows).flat_map(|r| (0..t.panels).map(move |p| (r, p))) {
                 // SAFETY: r < rows, p < panels, k < t.k and j < PANEL, so every access is inside the
@@ -445,7 +554,7 @@ macro_rules! portable {
                         *sum = *t.start.add(r * t.start_stride + p * PANEL + j);
                     }
                     for k in 0..t.k {
-                        let x = *t.x.add(r * t.x_stride + k);
+                        let x = *t.x.add($at(t, r, k));
                         for (j, sum) in sums.iter_mut().enumerate() {
                             *sum = $add(x, *t.w.add(p * t.w_stride + k * PANEL + j), *sum);
                         }
@@ -459,14 +568,17 @@ macro_rules! portable {
     };
 }
 
-portable!(portable_f32, f32, |x: f32, w: f32, sum| x.mul_add(w, sum));
-portable!(portable_bf16, u16, |x: f32, w: u16, sum| x
+portable!(portable_f32, f32, by_row, |x: f32, w: f32, sum| x.mul_add(w, sum));
+portable!(portable_bf16, u16, by_row, |x: f32, w: u16, sum| x
     .mul_add(f32::from_bits(u32::from(w) << 16), sum));
-portable!(portable_pairs, u32, |x: u32, w: u32, sum| {
+portable!(portable_pairs, u32, by_row, |x: u32, w: u32, sum| {
     let high = |pair: u32| f32::from_bits(pair & HIGH.cast_unsigned());
     let low = |pair: u32| f32::from_bits(pair << 16);
     flush(low(x).mul_add(low(w), flush(high(x).mul_add(high(w), sum))))
 });
+
+portable!(portable_columns, Columns, by_column, |x: f32, w: Columns, sum| x
+    .mul_add(w.0, sum));
 
 /// Replaces a subnormal by 0 of the same sign.
 fn flush(x: f32) -> f32 {

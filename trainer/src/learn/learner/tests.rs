@@ -16,6 +16,7 @@ mod engines;
 mod episodes;
 mod grammar;
 mod lora;
+mod threads;
 
 pub(crate) fn tiny() -> ModelConfig {
     ModelConfig {
@@ -80,7 +81,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
     let _no_grad = tch::no_grad_guard();
     for sample in &mut samples {
         let single = batch::pack(std::slice::from_ref(sample), &[0.0], 1).unwrap();
-        let logits = score(&learner.state.model, &single[0]).unwrap().logits;
+        let logits = score(&learner.state.model, &single[0], None).unwrap().logits;
         sample.logprobs = behavior::log_behavior(&logits, &single[0], None);
     }
     samples
@@ -88,7 +89,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
 
 fn distribution(learner: &Learner, batch: &MicroBatch) -> Tensor {
     log_softmax(
-        &autograd::tensor(&score(&learner.state.model, batch).unwrap().logits),
+        &autograd::tensor(&score(&learner.state.model, batch, None).unwrap().logits),
         batch,
         None,
     )
@@ -423,7 +424,7 @@ fn samples_with_zero_advantage_skip_the_backward_pass_and_change_nothing() {
         .accumulate(&cohort, &rewards(&cohort), &settings, &limits())
         .unwrap();
     run.accumulate(&cohort, &nearly, &settings, &limits()).unwrap();
-    let (a, b) = (skipped.take_gradients(1.0), run.take_gradients(1.0));
+    let (a, b) = (skipped.take_gradients(1.0).unwrap(), run.take_gradients(1.0).unwrap());
     let length = optimizer::norm(&a);
     let apart: Parameters = a.iter().map(|(name, a)| (name.clone(), a - &b[name])).collect();
     assert!(length > 0.1 && optimizer::norm(&apart) < 1e-6 * length);

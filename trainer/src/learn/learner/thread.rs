@@ -25,12 +25,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Starts the thread without a learner. `threads`: how many libtorch may use for one operation.
-    pub fn spawn(name: &str, threads: u16, computing: Computing) -> anyhow::Result<Self> {
+    /// Starts the thread without a learner.
+    pub fn spawn(name: &str, computing: Computing) -> anyhow::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(JOBS_WAITING_MAX);
         std::thread::Builder::new()
             .name(name.to_string())
-            .spawn(move || serve(&queue, threads))
+            .spawn(move || serve(&queue))
             .context("start the learner's thread")?;
         Ok(Handle { jobs, computing })
     }
@@ -77,8 +77,7 @@ impl Handle {
     }
 }
 
-fn serve(queue: &Receiver<Job>, threads: u16) {
-    tch::set_num_threads(i32::from(threads));
+fn serve(queue: &Receiver<Job>) {
     let mut learner = None;
     while let Ok(job) = queue.recv() {
         job(&mut learner);

@@ -117,7 +117,7 @@ fn long_sample(learner: &Learner, tokens: u32, temperature: f32) -> Sample {
     sample.mask = vec![true; sample.tokens.len()];
     sample.logprobs = vec![0.0; sample.tokens.len()];
     let single = batch::pack(std::slice::from_ref(&sample), &[0.0], 1).unwrap();
-    sample.logprobs = learner.score(&single[0]).unwrap().recomputed;
+    sample.logprobs = learner.score(&single[0], None).unwrap().recomputed;
     sample
 }
 

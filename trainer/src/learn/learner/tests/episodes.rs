@@ -132,7 +132,7 @@ fn scored(learner: &Learner, batches: &[MicroBatch]) -> (Vec<(usize, Vec<u32>)>,
     let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
     let (mut turns, mut logits) = (Vec::new(), Vec::new());
     for batch in batches {
-        let scored = learner.score(batch).unwrap();
+        let scored = learner.score(batch, None).unwrap();
         logits.extend(bits(scored.pass.logits.values()));
         let mut rest = scored.recomputed.as_slice();
         for (index, count) in &batch.samples {
@@ -170,7 +170,7 @@ fn a_session_in_one_sequence_makes_the_step_that_its_turns_make_alone() {
     let mut learner = learner(3);
     let mut turns = session(&learner);
     for batch in batch::pack(&turns, &[1.0; 6], 1).unwrap() {
-        let mut logprobs = learner.score(&batch).unwrap().recomputed.into_iter();
+        let mut logprobs = learner.score(&batch, None).unwrap().recomputed.into_iter();
         let turn = &mut turns[batch.samples[0].0];
         let trained = turn
             .logprobs

@@ -82,12 +82,12 @@ fn log_probabilities_are_the_samplers_to_the_bit() {
             let drawn = drawn_within(&learner, &schema, &params, 6);
             let samples = with_masks(&learner, &drawn, &schema);
             for batch in batch::pack(&samples, &rewards(&samples), 4096).unwrap() {
-                let recomputed = learner.score(&batch).unwrap().recomputed;
+                let recomputed = learner.score(&batch, None).unwrap().recomputed;
                 let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|value| value.to_bits()).collect() };
                 assert_eq!(bits(&recomputed), bits(&batch.behavior), "{schema}");
             }
             for batch in batch::pack(&drawn, &rewards(&drawn), 4096).unwrap() {
-                let unmasked = learner.score(&batch).unwrap().recomputed;
+                let unmasked = learner.score(&batch, None).unwrap().recomputed;
                 let lower = unmasked
                     .iter()
                     .zip(&batch.behavior)
@@ -136,7 +136,7 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
         let [batch] = batches.as_slice() else {
             panic!("one micro-batch")
         };
-        let pass = score(&learner.state.model, batch).unwrap();
+        let pass = score(&learner.state.model, batch, None).unwrap();
         let leaf = || autograd::tensor(&pass.logits).set_requires_grad(true);
         let advantage = Tensor::from_slice(&batch.advantage);
         let settings = StepSettings::default();

@@ -148,7 +148,7 @@ fn gradients_of_the_factors_equal_those_of_autograd_through_base_plus_product() 
     let cohort = samples(&learner, 6);
     let advantages = rewards(&cohort);
     learner.accumulate(&cohort, &advantages, &fast(), &limits()).unwrap();
-    let got = learner.take_gradients(1.0);
+    let got = learner.take_gradients(1.0).unwrap();
 
     // the same loss by libtorch alone, W = W₀ + s · B · A at the published values
     let base = TrainModel::from_checkpoint(&random_checkpoint(&tiny(), 27)).unwrap();
