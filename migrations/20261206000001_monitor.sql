@@ -45,7 +45,9 @@ language sql stable as $$
            case when answer.counts and answer.shown then cardinality(g.token_ids)::bigint end,
            case when answer.counts and answer.shown then repeated_share(g.token_ids) end,
            case when answer.counts and answer.shown
-                then (select -avg(least(greatest(logprob, -100), 0)) from unnest(g.logprobs) logprob where logprob <> 'NaN') end
+                then (select -avg(least(greatest(logprob, -100), 0))
+                      from unnest(g.logprobs[greatest(cardinality(g.logprobs) - 511, 1):]) logprob
+                      where logprob <> 'NaN') end
     from unnest(ids) asked (id)
     join generation g on g.id = asked.id
     left join lateral (select x.reward, x.censor_code, x.surface, x.reward_definition, x.generation_id

@@ -12,6 +12,7 @@ use crate::runs::grader;
 use crate::select::caps::Caps;
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 pub use alarms::{Alarms, SHOW_RATE_WINDOW_MIN};
 
@@ -82,8 +83,8 @@ pub struct Realtime {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
     /// Arms that are learned from beside that alias, such as `champion`; default none. Their answers count if
-    /// a version of the line gave them, at most `staleness_max` steps ago. They may be greedy, so the loss must be
-    /// `verdicts`.
+    /// a version of the line gave them, at most `staleness_max` steps ago: with 0 hardly any does, and those of an arm that
+    /// serves another line never count. They may be greedy, so the loss must be `verdicts`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_arms: Vec<String>,
     /// Trajectories per step; default 32. At least a quarter of them have a gradient, however long
@@ -285,9 +286,14 @@ impl Options {
             "trainer.realtime.step.loss: `cross_entropy` is for runs over a dataset: here it would ignore who sampled"
         );
         ensure!(
-            self.realtime.other_arms.is_empty() || self.realtime.step.loss.learns_from_greedy(),
+            self.realtime.other_arms.is_empty() || self.realtime.step.loss.reads_own_probabilities(),
             "trainer.realtime.other_arms: only the loss `verdicts` learns from more arms than that of the alias, because it does \
              not ask how an answer was sampled"
+        );
+        let named: BTreeSet<&String> = self.realtime.other_arms.iter().collect();
+        ensure!(
+            named.len() == self.realtime.other_arms.len(),
+            "trainer.realtime.other_arms names an arm twice"
         );
         let Realtime { baseline, step, .. } = &self.realtime;
         ensure!(
@@ -419,6 +425,10 @@ mod tests {
                 "step.loss",
             ),
             (r#"{"other_arms": ["champion"]}"#, "other_arms"),
+            (
+                r#"{"other_arms": ["a", "a"], "step": {"loss": {"name": "verdicts", "weight_max": 20}}}"#,
+                "other_arms",
+            ),
         ] {
             let error = error(&with(bad));
             assert!(error.contains(&format!("trainer.realtime.{field}")), "{error}");

@@ -170,5 +170,6 @@ fn transposed(
     exact::pack_transformer(checkpoint, config, &pack, Compute::F32)
 }
 
-#[cfg(all(test, feature = "torch"))]
+#[cfg(feature = "torch")]
+#[cfg(test)]
 mod tests;

@@ -24,8 +24,8 @@
 //! last place.
 //!
 //! Greedy sampling (`temperature` 0) takes the largest z. Its log-probability is that of the
-//! softmax of z at temperature 1, because a point mass's is always 0. Such tokens are never trained
-//! on.
+//! softmax of z at temperature 1, because a point mass's is always 0. Only losses that read the
+//! policy's own probabilities are trained on such tokens.
 
 mod probabilities;
 

@@ -228,7 +228,7 @@ impl GenerationRequest {
     }
 
     /// Whether an answer that is sampled with these parameters may be trained on as a draw from the
-    /// policy. The trainer asks the same of them.
+    /// policy. The trainer asks the same of them; with the loss `verdicts` it takes greedy answers, too.
     pub fn is_trainable(&self, params: &Params) -> bool {
         let code = self.untrainable().or(params.untrainable());
         self.purpose == Purpose::Production && self.consent && code.is_none()

@@ -494,8 +494,14 @@ impl Learner {
             true => autograd::leaf(&pass.logits),
             false => autograd::tensor(&pass.logits),
         };
-        let transform = behavior::logit_transform(&batch, &pass.logits)
-            .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
+        let transform = match settings.loss.reads_own_probabilities() {
+            true => {
+                batch.temperature.fill(1.0);
+                None
+            }
+            false => behavior::logit_transform(&batch, &pass.logits),
+        };
+        let transform = transform.map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
         let distribution = log_softmax(&logits, &batch, transform.as_ref());
         let logp = at_targets(&distribution, &batch);
         let sampled_from = Tensor::from_slice(match batch.stale {

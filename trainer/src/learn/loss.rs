@@ -58,8 +58,9 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
-    /// Whether it learns from answers that were not sampled but decoded greedily.
-    pub fn learns_from_greedy(&self) -> bool {
+    /// Whether it reads the policy's own probabilities, at temperature 1 and without filters, however an answer was
+    /// sampled. So it learns from greedy answers, too.
+    pub fn reads_own_probabilities(&self) -> bool {
         matches!(self, Loss::Verdicts { .. })
     }
 

@@ -13,7 +13,7 @@ use crate::options::Realtime;
 use crate::runs::{claim, learning};
 use crate::select::first_id_of_the_last;
 use anyhow::Context;
-use artifact::assignment::{CHAMPION, LEARNER};
+use artifact::assignment::{CANARY, CHAMPION, LEARNER};
 use evidence::change::{Change, News, Side};
 use evidence::figure::Figure;
 use message::Told;
@@ -133,8 +133,8 @@ impl Monitors<'_> {
             where arm ->> 'alias' <> all ($2)
             "#,
             self.policy,
-            // `champion` follows `learner`, so it would change with it
-            &[LEARNER.to_owned(), CHAMPION.to_owned()]
+            // these serve versions of the line, so they would change with it
+            &[LEARNER.to_owned(), CHAMPION.to_owned(), CANARY.to_owned()]
         );
         Ok(Arms {
             watched: learning::read(&self.pool, self.policy).await?.alias,

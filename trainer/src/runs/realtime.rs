@@ -181,7 +181,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let criteria = Criteria {
             policy: &trainer.policy,
             arms: &arms,
-            greedy: options.step.loss.learns_from_greedy(),
+            greedy: options.step.loss.reads_own_probabilities(),
             versions: &versions,
             credit: options.credit,
             discount: options.discount,

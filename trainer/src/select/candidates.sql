@@ -62,15 +62,15 @@ boundary as materialized (
     left join unnest($6::text[], $7::double precision[]) as timed (surface, seconds) using (surface)
 )
 select candidate.id as "id!", candidate.episode_turns
-from (select version, arm from unnest($3::bigint[]) as version cross join unnest($2::text[]) as arm) as sampled_by
-cross join lateral ( -- each version's rows in each arm by the index, in order
+from unnest($3::bigint[]) as sampled_by (version)
+cross join lateral ( -- each version's rows by the index, in order
     select g.id, t.episode_turns
     from generation g
     -- one by one, or Postgres may read all trajectories
     cross join lateral (select t.reward, t.episode_id, t.episode_turns from trajectory t where t.generation_id = g.id offset 0) as t
     where g.policy = $1
       and g.purpose = 'production'
-      and g.arm = sampled_by.arm
+      and g.arm = any ($2)
       and g.version = sampled_by.version
       and t.reward is not null
       and g.id <> all ($5)

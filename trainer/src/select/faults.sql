@@ -22,7 +22,9 @@ from (
                -- its sampler says why
                when g.untrainable is not null then g.untrainable
                -- a point mass has no gradient; a loss may learn from greedy answers all the same
-               when (g.temperature <= 0 and not $14) or g.sampling ->> 'top_k' = '1' then 'greedy'
+               when case when g.temperature <= 0 then not $14 else coalesce(g.sampling ->> 'top_k' = '1', false) end then 'greedy'
+               -- a loss that learns from greedy answers takes a reward for a user's verdict
+               when $14 and g.declined and t.reward <> 0 then 'declined'
                -- a dense model cannot have sampled it
                when $5 and exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
                when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0

@@ -5,7 +5,7 @@
 with candidate as (
     select g.id,
            case
-               -- other arms are kept for comparison
+               -- arms that are not learned from are kept for comparison
                when g.arm <> all ($2) then 'other_arm'
                when g.version_oldest <> all ($3) or g.version <> all ($3) then 'stale'
                -- so that a flood of them takes nobody's turn

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use super::{Params, PreviousTokens, argmax, log_softmax_at};
+use super::{Params, PreviousTokens, argmax};
 
 /// The distribution of one token.
 pub enum Probabilities<'a> {
@@ -38,7 +38,11 @@ impl<'a> Probabilities<'a> {
 
     pub fn log_prob(&self, id: usize) -> f32 {
         match self {
-            Probabilities::Greedy { z, .. } => log_softmax_at(z, 1.0, id),
+            // with the bits that it has if it is drawn at temperature 1: the trainer compares them
+            Probabilities::Greedy { z, best } => {
+                let weights = weights(z, *best, &Params::default());
+                libm::log(weights[id] / weights.iter().sum::<f64>()) as f32
+            }
             Probabilities::Weights { weights, total } => libm::log(weights[id] / total) as f32,
         }
     }

@@ -195,13 +195,18 @@ pub async fn alarms(connection: &mut PgConnection, policy: &str) -> sqlx::Result
         r#"
         select e.message as "message!"
         from run r
-        cross join lateral (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
+        cross join lateral (select distinct on (data ->> 'alarm') message, data ->> 'state' as state,
+                                   data ->> 'figure' as figure, data ->> 'surface' as surface
                             from run_event
                             where run_id = r.id and data ? 'alarm'
                               and coalesce(data ->> 'figure' not in ('shown', 'accepted', 'entropy'), true)
                             order by data ->> 'alarm', id desc) e
         where r.policy = $1 and r.kind = 'realtime' and r.status not in ('succeeded', 'failed', 'cancelled')
           and e.state = 'began'
+          -- a figure that nobody watches any more has no alarm
+          and (e.figure is null or exists (select from monitor m
+                                           where m.run_id = r.id and m.surface = e.surface
+                                             and m.updated_at > clock_timestamp() - interval '1 hour'))
         "#,
         policy
     )

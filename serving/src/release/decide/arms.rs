@@ -251,8 +251,8 @@ pub fn warnings(current: &Experiment, configured: &[ArmOptions], learning: Learn
     if let Some(max) = bound.filter(|max| learning.enabled && (*max as f32) < trainable_min) {
         warnings.push(format!(
             "the arm `{alias}`, which the realtime run learns from, has temperature_max = {max}, and answers below \
-             {trainable_min} are not trained on, so it learns nothing: give {trainable_min} or more, or leave \
-             temperature_max out"
+             {trainable_min} are not trained on (greedy ones are, by the loss `verdicts`), so it learns nothing: give \
+             {trainable_min} or more, or leave temperature_max out"
         ));
     }
     warnings

@@ -11,9 +11,9 @@ use tch::Tensor;
 
 #[derive(Debug)]
 pub(super) enum Gradients {
-    Ours(Gradient),
+    Ours(Box<Gradient>),
     /// Sums are in the leaves.
-    Libtorch(TrainModel),
+    Libtorch(Box<TrainModel>),
 }
 
 impl Gradients {
@@ -31,12 +31,14 @@ impl Gradients {
         if Gradient::supports(loaded.config(), arithmetic.compute) {
             autograd::set_threads(1);
             let gradient = Gradient::new(checkpoint, &arithmetic.threads, trained);
-            return Ok(Gradients::Ours(gradient.context("pack the weights for gradients")?));
+            return Ok(Gradients::Ours(Box::new(
+                gradient.context("pack the weights for gradients")?,
+            )));
         }
         autograd::set_threads(i32::try_from(arithmetic.threads.count()).unwrap_or(i32::MAX));
         let leaves = require_grad_of(loaded.parameters(), trained);
         let model = TrainModel::from_parameters(loaded.config().clone(), leaves)?;
-        Ok(Gradients::Libtorch(model.with_compute(arithmetic.compute)))
+        Ok(Gradients::Libtorch(Box::new(model.with_compute(arithmetic.compute))))
     }
 
     /// Continues with another version's weights. The sums stay.

@@ -146,9 +146,6 @@ impl<'a> Groups<'a> {
         if length > context {
             return Err("longer_than_context");
         }
-        if sample.temperature <= 0.0 {
-            return Err("greedy");
-        }
         if !sample.reward.is_finite() {
             return Err("reward_not_finite");
         }
