@@ -1,9 +1,11 @@
--- The figures of the next closed trajectories of the learning arm and of the arms that it is compared with, on one surface, in the
--- order of their last generations: one row of means over its answers for each trajectory. Answers that exploration forced and those
--- whose caller left do not count, because neither is the policy's choice; a trajectory of nothing else has nulls.
+-- The figures of the next closed trajectories of the learning arm and of the arms that it is compared
+-- with, on one surface, in the order of their last generations: one row of means over its answers for
+-- each trajectory. Answers that exploration forced and those whose caller left do not count, because
+-- neither is the policy's choice; a trajectory of nothing else has nulls.
 --
--- It stops before the oldest trajectory that is still open, a session by its last turn so far, so that neither fast feedback nor
--- short sessions come first. Answers that were stored later than $6 seconds after their first token may be missed.
+-- It stops before the oldest trajectory that is still open, a session by its last turn so far, so that
+-- neither fast feedback nor short sessions come first. Answers that were stored later than $6 seconds
+-- after their first token may be missed.
 --
 -- Parameters: policy, learning alias, the other arms, surface, last generation that was taken, seconds, maximum rows.
 with boundary as materialized (
@@ -49,8 +51,13 @@ answer as materialized (
         -- of a long session its last turns
         (select t.generation_id from trajectory t where t.episode_id = c.episode_id order by t.generation_id desc limit 256)
     ) as turn (id)
-    join generation g on g.id = turn.id
-    where g.tenant_id = c.tenant_id and g.arm = c.arm and not g.decline_suppressed and g.finish_reason <> 'abort'
+    cross join lateral ( -- one by one, or Postgres may read all generations
+        select generation.id
+        from generation
+        where generation.id = turn.id and generation.tenant_id = c.tenant_id and generation.arm = c.arm
+          and not generation.decline_suppressed and generation.finish_reason <> 'abort'
+        offset 0
+    ) as g
 )
 select c.id as "id!", c.version as "version!", c.arm = $2 as "watched!",
        avg(f.shown::int)::float8 as shown, avg(f.accepted::int)::float8 as accepted, avg(f.edited::int)::float8 as edited,
