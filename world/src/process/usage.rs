@@ -161,7 +161,9 @@ mod tests {
         let kept = vec![1u8; 32 << 20];
         let (resident, share) = (resident_bytes(me), share_bytes(me).unwrap());
         assert!(resident >= 32 << 20 && share >= 32 << 20, "{resident} {share}");
-        assert!(share <= resident, "{share} {resident}");
+        // the kernel counts resident pages by processor, and adds them up from time to time
+        let late = 1 << 20;
+        assert!(share <= resident + late, "{share} {resident}");
         drop(kept);
         let mut processor = Processor::default();
         let before = processor.used(&[(me, 0)]);
