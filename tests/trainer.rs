@@ -36,7 +36,7 @@ use sqlx::Row;
 use std::time::Duration;
 use trainer::learn::loss::Loss;
 use trainer::publish::Error;
-use world::{Sampled, World};
+use world::{DECLINE, Sampled, World};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -353,10 +353,20 @@ async fn greedy_answers_of_another_arm_are_trained_on_by_a_loss_that_learns_from
     let world = World::start("greedy").await;
     world.follow(1, world.base, 0).await;
     let mut options = world.options();
-    let (sampled, greedy) = (
-        world.sample(world.base, 4).await,
-        world.sample_at(0.0, world.base, 4).await,
-    );
+    let four_texts = |drawn: Vec<Sampled>| {
+        let texts = drawn.into_iter().filter(|one| !one.tokens.contains(&DECLINE));
+        texts.take(4).collect::<Vec<_>>()
+    };
+    let sampled = four_texts(world.sample(world.base, 16).await);
+    let greedy = four_texts(world.sample_at(0.0, world.base, 16).await);
+    // nobody's verdict: held back by a bar, on a surface that pays for declining
+    let held_back = Sampled {
+        tokens: vec![DECLINE],
+        logprobs: vec![-1.0],
+        suppressed: false,
+        ..sampled[0].clone().renewed()
+    };
+    world.insert(&held_back, "champion").await;
     world.insert_all(&greedy, "learner").await;
     world.insert_all(&world.sample(world.base, 3).await, "base").await;
     world.insert_all(&sampled, "champion").await;
@@ -378,6 +388,12 @@ async fn greedy_answers_of_another_arm_are_trained_on_by_a_loss_that_learns_from
         .into_iter()
         .filter(|one| one.kind == "held_out");
     assert_eq!(held_out.count(), 3, "base is not learned from");
+    let dropped = world
+        .dispositions()
+        .await
+        .into_iter()
+        .filter(|one| one.code.as_deref() == Some("declined"));
+    assert_eq!(dropped.count(), 1, "a reward for declining is no verdict");
     // the log-probabilities of both are those that the trainer computes
     assert_eq!(world.events().await, [""; 0], "nothing was quarantined");
 }
