@@ -1,7 +1,7 @@
 //! `springtide rehearse`: what a run of the demo learns, without the stack. Users, sampler and learner
 //! are in one process. Time is simulated: answers come after the horizon, a step takes as long as the
 //! arguments say, and meanwhile users get the version before. Nothing is shed, nothing is
-//! exact-once, and one arm alone learns. For choosing parameters on users whom no reported run has.
+//! exact-once, and nobody has the frozen arm. For choosing parameters on users whom no reported run has.
 
 mod figures;
 mod queue;

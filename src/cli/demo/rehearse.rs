@@ -41,6 +41,10 @@ impl Rehearse {
             settings.step.loss = Loss::CrossEntropy;
             settings.baseline = BaselineKind::Zero; // all that is typed has the same reward
         }
+        ensure!(
+            self.rehearsal.served == 0.0 || settings.step.loss.reads_own_probabilities(),
+            "--served learns from greedy texts, and only the loss `verdicts` can: set trainer.realtime.step.loss"
+        );
         let dir = &config.policy.base;
         let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
         let arithmetic =

@@ -95,7 +95,9 @@ fn text(rewards: &Value) -> String {
     };
     text += &table(head, rows(&rewards["periods"]).map(row));
     text += "\nwhat the newest of these answers are like\n";
-    text += &table(FIGURES, rows(&rewards["periods"]).map(figures));
+    let mut figures_head = FIGURES;
+    figures_head[0] = head[0];
+    text += &table(figures_head, rows(&rewards["periods"]).map(figures));
     if by_time {
         text += &format!("\n{}", verdict(&rewards["periods"]));
     }

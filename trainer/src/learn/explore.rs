@@ -28,15 +28,17 @@
 //! session would need a weight for the whole session, and would let one constant session id
 //! decide for a whole product.
 //!
-//! **A bar.** An arm may show only texts of at least some probability (`probability_min`). A text below it
-//! is logged as it was sampled, and has the reward of a decline. It does not contain d, so both strata
-//! sample it, and it has the weight of every other text: what counts is the token, not that the log calls
-//! it declined. To the gradient the bar is a part of the world. This world answers y with the reward of a
-//! decline in the free stratum, and with its user's in the suppressed one, where nothing is held back. So y
-//! contributes ((1 − s) A_decline + s A_user) π ∇ log π: the gradient of π in a world whose bar lets a
-//! share s pass. That is exact for any policy-gradient loss, with the bar held fixed: nothing is
-//! differentiated by the probability that the bar compares. `verdicts` is no such loss. It reads the sign
-//! of an advantage as what a user says of y, so declines should earn 0 there.
+//! **A bar.** An arm may show only texts of at least some probability (`probability_min`). The log calls a
+//! text y below it declined, but y does not contain d. So y has the weight 1, as every text has.
+//!
+//! | stratum | share | advantage of y |
+//! |---|---|---|
+//! | free: y is held back | 1 − s | A of a decline |
+//! | suppressed: y is shown | s | A of what its user says |
+//!
+//! So y contributes ((1 − s) A_decline + s A_user) π ∇ log π: the gradient of π in a world whose bar lets a
+//! share s pass. The bar is held fixed. This is exact for every policy-gradient loss. `verdicts` is none: it
+//! reads a reward as what a user says, so `faults.sql` drops a held-back text whose reward is not 0.
 
 /// The factor of a trajectory's advantage. `declines`: the decline token was sampled. `share`: the logged
 /// probability s, below 1; `None`: exploration was off.

@@ -140,7 +140,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         match state {
             AliasState::Follows => {
                 let (claim, steps_done) = (&executor.claim, executor.steps_done);
-                announced.learns_from(&trainer.pool, claim, alias, steps_done).await?;
+                announced
+                    .learns_from(&trainer.pool, claim, alias, &options.other_arms, steps_done)
+                    .await?;
             }
             AliasState::Waits(obstacle) => {
                 announced.waits(&trainer.pool, &executor.claim, &obstacle).await?;

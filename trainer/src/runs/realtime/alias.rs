@@ -126,12 +126,14 @@ impl Announced {
         claim::append_event(&mut connection, claim.run, "warn", &message, &json!({})).await
     }
 
-    /// The run learns from this alias. An event if it is another than before. `steps_done`: by the run.
+    /// The run learns from this alias, and from the arms of `others`. An event if it is another alias than
+    /// before. `steps_done`: by the run.
     pub async fn learns_from(
         &mut self,
         pool: &PgPool,
         claim: &Claim,
         alias: &str,
+        others: &[String],
         steps_done: i64,
     ) -> Result<(), sqlx::Error> {
         metrics::gauge!("springtide_train_alias_missing").set(0.0);
@@ -140,7 +142,7 @@ impl Announced {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.learns_from, alias.to_owned());
-        let message = if before == alias || steps_done == 0 {
+        let message = if before == alias || steps_done == 0 || others.contains(&before) {
             format!("learns from `{alias}`")
         } else {
             format!(
