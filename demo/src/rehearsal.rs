@@ -156,6 +156,8 @@ pub trait Learner {
 /// What a step measured.
 #[derive(Debug, Clone, Copy, Default, serde::Serialize)]
 pub struct Step {
+    /// What was minimized: of `Signal::Typed` nats per text, if tokens are summed and texts averaged.
+    pub loss: f64,
     /// Nats, of the policy before.
     pub entropy: f64,
     pub gradient_norm: f64,
@@ -234,6 +236,9 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
                 Some(step) => {
                     head += 1;
                     period.add_step(&cohort, step);
+                    if args.signal == Signal::Typed {
+                        period.hear_texts(cohort.len(), step.loss);
+                    }
                     publishing = Some((now + args.step_seconds, learner.checkpoint()));
                 }
                 None => period.without_step += cohort.len(),
@@ -318,7 +323,10 @@ impl Stage<'_> {
                     if arrival.user < self.learners {
                         period.see(observation, args.tau);
                     }
-                    self.answered(observation, prompt, draft, suppressed)
+                    let log_prob = draft.log_prob;
+                    let answered = self.answered(observation, prompt, draft, suppressed);
+                    period.hear(answered.as_ref().map_or(0.0, |one| one.reward), log_prob);
+                    answered
                 }
             };
             let Some(trajectory) = trajectory else {

@@ -1,6 +1,6 @@
 //! The figures of a rehearsal.
 
-use std::path::Path;
+use std::{f64::consts::LN_2, path::Path};
 
 use anyhow::Context;
 use report::number::{decimal, interval};
@@ -28,9 +28,33 @@ pub struct Period {
     /// Of those, from older versions than the head.
     trained_older: usize,
     steps: Vec<Step>,
+    /// Pauses, or texts that were typed.
+    heard: usize,
+    /// How unexpected what was said of them was to the policy.
+    bits: f64,
 }
 
 impl Period {
+    /// Adds a pause with what its user said of a text of this log-probability (nats): −log₂ p of an accept, −log₂(1 − p) of a
+    /// reject, 0 bits if there was no answer or no text. On average over a calibrated policy, that is the entropy
+    /// of an answer, and no answer can teach more than it.
+    pub fn hear(&mut self, reward: f64, log_prob: f64) {
+        const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
+        let p = log_prob.exp().min(PROBABILITY_MAX);
+        self.heard += 1;
+        self.bits -= match reward {
+            reward if reward > 0.0 => log_prob.min(0.0) / LN_2,
+            reward if reward < 0.0 => (1.0 - p).log2(),
+            _ => 0.0,
+        };
+    }
+
+    /// Adds so many texts that were typed, with their mean −log p in nats.
+    pub fn hear_texts(&mut self, texts: usize, nats: f64) {
+        self.heard += texts;
+        self.bits += texts as f64 * nats / LN_2;
+    }
+
     pub fn see(&mut self, observation: Observation, tau: f64) {
         self.seen.push(observation);
         self.tau = tau;
@@ -59,6 +83,7 @@ struct Minute {
     entropy: Option<f64>,
     gradient_norm: Option<f64>,
     kl: Option<f64>,
+    bits_per_pause: Option<f64>,
 }
 
 pub struct Report {
@@ -91,7 +116,7 @@ impl Report {
     /// The base at other users' pauses, and the heading of the lines that follow.
     pub fn base(&self) -> String {
         format!(
-            "base: {}\n{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7}",
+            "base: {}\n{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7} {:>6}",
             self.base,
             "minute",
             "reward",
@@ -103,7 +128,8 @@ impl Report {
             "stale",
             "entropy",
             "norm",
-            "kl"
+            "kl",
+            "bits"
         )
     }
 
@@ -127,9 +153,10 @@ impl Report {
             entropy: mean(|step| step.entropy),
             gradient_norm: mean(|step| step.gradient_norm),
             kl: mean(|step| step.kl),
+            bits_per_pause: (period.heard > 0).then(|| period.bits / period.heard as f64),
         };
         let line = format!(
-            "{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7}",
+            "{:>6} {:>7} {:>7} {:>6} {:>5} {:>7} {:>6} {:>6} {:>7} {:>7} {:>7} {:>6}",
             one.minute,
             decimal(one.reward, 3),
             decimal(one.accepts_per_100, 1),
@@ -140,7 +167,8 @@ impl Report {
             one.stale,
             decimal(one.entropy, 3),
             decimal(one.gradient_norm, 2),
-            decimal(one.kl, 4)
+            decimal(one.kl, 4),
+            decimal(one.bits_per_pause, 3)
         );
         self.minutes.push(one);
         line
@@ -169,5 +197,24 @@ impl Report {
             "minutes": self.minutes, "trials": self.trials,
         });
         std::fs::write(file, serde_json::to_vec_pretty(&report)?).with_context(|| format!("write {}", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_worth_its_surprise() {
+        let mut period = Period::default();
+        period.hear(0.75, 0.25f64.ln()); // 2 bits
+        period.hear(-0.25, 0.5f64.ln()); // 1 bit
+        period.hear(0.0, 0.9f64.ln()); // declined, or no answer
+        period.hear(-0.25, 0.0); // the policy was sure, and wrong: about 20 bits, not infinitely many
+        assert_eq!(period.heard, 4);
+        assert!((period.bits - 3.0 - 1e6f64.log2()).abs() < 1e-6, "{}", period.bits);
+        let mut typed = Period::default();
+        typed.hear_texts(10, 3.0 * LN_2);
+        assert!((typed.bits - 30.0).abs() < 1e-9);
     }
 }

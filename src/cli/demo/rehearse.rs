@@ -159,6 +159,7 @@ impl rehearsal::Learner for Rehearsed {
         }
         baseline.update(&mut self.baselines, &classes, &rewards);
         Ok(Some(Step {
+            loss: metrics.loss,
             entropy: metrics.entropy,
             gradient_norm: metrics.gradient_norm,
             kl: metrics.kl,
