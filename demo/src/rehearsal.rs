@@ -156,8 +156,9 @@ pub trait Learner {
 /// What a step measured.
 #[derive(Debug, Clone, Copy, Default, serde::Serialize)]
 pub struct Step {
-    /// What was minimized: of `Signal::Typed` nats per text, if tokens are summed and texts averaged.
-    pub loss: f64,
+    /// Mean −log p of the texts of a supervised cohort, nats, of the policy before. `None`: not supervised, or texts are
+    /// averaged by token.
+    pub nats_per_text: Option<f64>,
     /// Nats, of the policy before.
     pub entropy: f64,
     pub gradient_norm: f64,
@@ -236,9 +237,6 @@ pub fn run(args: &Args, learner: &mut dyn Learner) -> anyhow::Result<()> {
                 Some(step) => {
                     head += 1;
                     period.add_step(&cohort, step);
-                    if args.signal == Signal::Typed {
-                        period.hear_texts(cohort.len(), step.loss);
-                    }
                     publishing = Some((now + args.step_seconds, learner.checkpoint()));
                 }
                 None => period.without_step += cohort.len(),

@@ -28,16 +28,16 @@ pub struct Period {
     /// Of those, from older versions than the head.
     trained_older: usize,
     steps: Vec<Step>,
-    /// Pauses, or texts that were typed.
+    /// Pauses; if what was typed is learned from, texts.
     heard: usize,
-    /// How unexpected what was said of them was to the policy.
+    /// Their surprise to the policy, summed.
     bits: f64,
 }
 
 impl Period {
-    /// Adds a pause with what its user said of a text of this log-probability (nats): −log₂ p of an accept, −log₂(1 − p) of a
-    /// reject, 0 bits if there was no answer or no text. On average over a calibrated policy, that is the entropy
-    /// of an answer, and no answer can teach more than it.
+    /// Adds the surprise of a pause's answer in bits: −log₂ p of an accept, −log₂(1 − p) of a reject, 0 if nothing was
+    /// shown or answered. `log_prob`: log p of the text, nats, of the distribution that it was drawn from. The
+    /// mean is a cross-entropy, so it is at least what answers tell about anything else.
     pub fn hear(&mut self, reward: f64, log_prob: f64) {
         const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
         let p = log_prob.exp().min(PROBABILITY_MAX);
@@ -49,8 +49,8 @@ impl Period {
         };
     }
 
-    /// Adds so many texts that were typed, with their mean −log p in nats.
-    pub fn hear_texts(&mut self, texts: usize, nats: f64) {
+    /// Adds texts that were typed, with their mean −log p in nats.
+    fn hear_texts(&mut self, texts: usize, nats: f64) {
         self.heard += texts;
         self.bits += texts as f64 * nats / LN_2;
     }
@@ -63,6 +63,9 @@ impl Period {
     pub fn add_step(&mut self, cohort: &[Trajectory], step: Step) {
         self.trained += cohort.len();
         self.trained_older += cohort.iter().filter(|one| one.staleness > 0).count();
+        if let Some(nats) = step.nats_per_text {
+            self.hear_texts(cohort.len(), nats);
+        }
         self.steps.push(step);
     }
 }

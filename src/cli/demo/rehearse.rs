@@ -12,7 +12,7 @@ use trainer::{
         advantage::{BaselineKind, Baselines},
         explore,
         learner::{Learner, Outcome},
-        loss::Loss,
+        loss::{Aggregation, Loss},
         sample::Sample,
     },
     options::Realtime,
@@ -157,9 +157,10 @@ impl rehearsal::Learner for Rehearsed {
         if !is_made {
             return Ok(None);
         }
+        let is_nats_per_text = step.loss.is_supervised() && step.aggregation == Aggregation::SeqMeanTokenSum;
         baseline.update(&mut self.baselines, &classes, &rewards);
         Ok(Some(Step {
-            loss: metrics.loss,
+            nats_per_text: is_nats_per_text.then_some(metrics.loss),
             entropy: metrics.entropy,
             gradient_norm: metrics.gradient_norm,
             kl: metrics.kl,
