@@ -87,6 +87,7 @@ BODIES = {
         batch_size=COUNT,
         weight_max={"type": "number"},
         tokens_per_step=COUNT,
+        target={"enum": ["sampled", "demonstration", "typed"]},
         base={"enum": ["champion", "realtime", "none"]},
         beta={"type": "number"},
         margin={"type": "number"},

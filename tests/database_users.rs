@@ -113,6 +113,10 @@ const ATTACKS: &[(&str, &str)] = &[
     ("serve", "select id from generation"),
     ("serve", "select * from run"),
     ("train", "select * from feedback"),
+    (
+        "control",
+        "select * from demonstrations(array['01980000-0000-7000-8000-000000000001'::uuid], now(), true)",
+    ),
     ("control", "select * from judgement"),
     ("train", "select * from judgement"),
     ("ingest", "select * from task"),

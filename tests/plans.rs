@@ -188,7 +188,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         true,
         ids,
         vec![0.5_f64; ids.len()],
-        true
+        "judged"
     );
     ask!(
         "trainer: turns of episodes",
@@ -732,6 +732,11 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         None::<String>
     );
     ask_text!("control: figures of answers", "select * from answer_figures($1)", ids);
+    ask_text!(
+        "trainer: demonstrations",
+        "select * from demonstrations($1, now(), true)",
+        ids
+    );
     let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
     ask!(
         "control: rewards by hour of a day",
@@ -771,6 +776,15 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         5_000_i32,
         5_i32
     );
+    let body: String = sqlx::query_scalar("select prosrc from pg_proc where proname = 'demonstrations'")
+        .fetch_one(pool)
+        .await
+        .unwrap();
+    let body = body
+        .replace("unnest(ids)", "unnest($1::uuid[])")
+        .replace("stored_before", "$2");
+    let body = body.replace("with_texts", "$3::boolean");
+    ask_text!("owner: demonstrations", &body, ids, now, true);
     ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",

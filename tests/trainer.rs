@@ -7,6 +7,7 @@ mod caps;
 mod consent;
 mod context;
 mod datasets;
+mod demonstrations;
 mod engines;
 mod environment;
 mod episode_bounds;

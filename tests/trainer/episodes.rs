@@ -8,7 +8,7 @@ use trainer::learn::advantage::{BaselineKind, Credit};
 use trainer::learn::sample::{ModelLimits, Sample};
 use trainer::runs::claim::Claim;
 use trainer::select::caps::{Caps, Exhausted};
-use trainer::select::{self, AnswerTimes, Criteria, Selection};
+use trainer::select::{self, AnswerTimes, Answers, Criteria, Selection};
 use uuid::Uuid;
 
 /// Answers a prompt that continues `context`, which then has both.
@@ -118,7 +118,7 @@ pub async fn poll(
     let mut criteria = Criteria {
         policy: POLICY,
         arms: &arms,
-        greedy: false,
+        answers: Answers::Sampled,
         versions,
         credit: Credit::Turn,
         discount: 1.0,

@@ -27,7 +27,7 @@ const TOO_LONG: usize = 70_000;
 
 /// A model with a tokenizer of bytes and a chat template. Its vocabulary has more ids than the
 /// tokenizer.
-fn checkpoint() -> Checkpoint {
+pub fn checkpoint() -> Checkpoint {
     let config = ModelConfig {
         vocab_size: 261,
         max_position_embeddings: 256,

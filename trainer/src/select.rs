@@ -52,8 +52,7 @@ pub struct Criteria<'a> {
     pub policy: &'a str,
     /// The arms that are learned from.
     pub arms: &'a [String],
-    /// Whether greedy answers may be trained on.
-    pub greedy: bool,
+    pub answers: Answers,
     /// The versions that turns of episodes may come from, from [`versions`]. The first is the line's
     /// head: only what it samples is on-policy.
     pub versions: &'a [i64],
@@ -182,16 +181,17 @@ pub async fn drop_without_consent(
 
 /// Closed trajectories for a run over a dataset, whatever version sampled them and whatever became
 /// of them. They pass the same checks as all samples, but for staleness and caps. Ids that are not
-/// stored any more, or whose tenant has withdrawn its consent, are in neither list. Fails if the store
-/// of payloads does not answer.
+/// stored any more, or whose tenant has withdrawn its consent, are in neither list. Fails if the
+/// store of payloads does not answer.
 pub async fn closed(
     pool: &PgPool,
     payloads: &Payloads,
     ids: &[Uuid],
     limits: &ModelLimits,
+    answers: Answers,
 ) -> Result<Assembled, ingest::context::Error> {
     let mut connection = pool.acquire().await?;
-    let mut assembled = check_and_read(&mut connection, payloads, ids.to_vec(), None, limits).await?;
+    let mut assembled = check_and_read(&mut connection, payloads, ids.to_vec(), None, limits, answers).await?;
     match assembled.unavailable.take() {
         Some(error) => Err(error),
         None => Ok(assembled),
@@ -204,13 +204,14 @@ async fn check_and_read(
     mut ids: Vec<Uuid>,
     versions: Option<&[i64]>,
     limits: &ModelLimits,
+    answers: Answers,
 ) -> Result<Assembled, sqlx::Error> {
     let checks = Checks {
         versions,
         model_limits: limits,
         exhausted: &Exhausted::default(),
         credited: None,
-        greedy: false,
+        answers,
     };
     let faults = checks.faults(connection, &ids).await?;
     ids.retain(|id| !faults.contains_key(id));
@@ -222,6 +223,28 @@ async fn check_and_read(
     Ok(assembled)
 }
 
+/// Which answers may be used, by how they came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answers {
+    /// Sampled ones. A greedy answer has no gradient.
+    Sampled,
+    /// Greedy ones, too, but no decline with a reward: for a loss that takes a reward for a user's verdict.
+    Judged,
+    /// All: what is learned after their prompts is something else.
+    Any,
+}
+
+impl Answers {
+    /// As faults.sql knows it.
+    fn name(self) -> &'static str {
+        match self {
+            Answers::Sampled => "sampled",
+            Answers::Judged => "judged",
+            Answers::Any => "any",
+        }
+    }
+}
+
 /// What faults.sql needs besides ids.
 struct Checks<'a> {
     /// See [`Criteria::versions`]. `None`: generations of any version may be used.
@@ -230,8 +253,7 @@ struct Checks<'a> {
     exhausted: &'a Exhausted,
     /// What turns are credited with, if their own rewards count.
     credited: Option<BTreeMap<Uuid, f64>>,
-    /// See [`Criteria::greedy`].
-    greedy: bool,
+    answers: Answers,
 }
 
 impl Checks<'_> {
@@ -257,7 +279,7 @@ impl Checks<'_> {
             self.credited.is_some(),
             &turns,
             &credits,
-            self.greedy
+            self.answers.name()
         )
         .fetch_all(connection)
         .await?;

@@ -396,6 +396,18 @@ fn log_sum_exp(logits: &[f32], t: f64) -> f64 {
     max + libm::log(sum)
 }
 
+/// The id that greedy decoding takes of all but `except`; the first of equals.
+pub fn greedy(logits: &[f32], except: Option<u32>) -> u32 {
+    let mut best = None;
+    for (id, logit) in (0..).zip(logits) {
+        let is_better = best.is_none_or(|(_, most)| logit > most);
+        if Some(id) != except && is_better {
+            best = Some((id, logit));
+        }
+    }
+    best.map_or(0, |(id, _)| id)
+}
+
 fn argmax(values: &[f32]) -> usize {
     let mut best = 0;
     for (i, v) in values.iter().enumerate() {

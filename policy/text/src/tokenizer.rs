@@ -132,7 +132,7 @@ impl Tokenizer {
     }
 
     /// Whether `id` can decode to text. Special tokens and unknown ids decode to nothing.
-    fn is_text(&self, id: u32) -> bool {
+    pub fn is_text(&self, id: u32) -> bool {
         let tokenizer = &self.0.tokenizer;
         let token = tokenizer.id_to_token(id);
         token.is_some_and(|token| !tokenizer.get_added_vocabulary().is_special_token(&token))

@@ -13,6 +13,9 @@ use uuid::Uuid;
 #[serde(deny_unknown_fields)]
 pub struct Supervised {
     pub dataset: Reference,
+    /// What is learned; default `sampled`.
+    #[serde(default, skip_serializing_if = "Target::is_sampled")]
+    pub target: Target,
     /// Optimizer steps. Default: as many as read the dataset once.
     #[serde(default)]
     pub steps: Option<i64>,
@@ -33,6 +36,23 @@ pub struct Supervised {
     /// default it adapts the matrices of all layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<model::lora::Config>,
+}
+
+/// What a supervised run learns after each prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// What was sampled.
+    #[default]
+    Sampled,
+    /// What the user sent as what should have been written: the feedback `demonstration`.
+    Demonstration,
+}
+
+impl Target {
+    fn is_sampled(&self) -> bool {
+        *self == Target::Sampled
+    }
 }
 
 fn learning_rate() -> f64 {
@@ -61,6 +81,14 @@ impl Supervised {
             (
                 self.batch_size.is_none() || self.tokens_per_step.is_none(),
                 "batch_size and tokens_per_step exclude each other: give one of them",
+            ),
+            (
+                self.target.is_sampled() || self.tokens_per_step.is_none(),
+                "tokens_per_step counts what was sampled: with target = demonstration give batch_size instead",
+            ),
+            (
+                self.target.is_sampled() || self.steps.is_some(),
+                "steps is missing: how many trajectories have a demonstration is known only when the run reads them",
             ),
             (
                 self.learning_rate > 0.0 && self.learning_rate <= 1.0,
@@ -174,9 +202,28 @@ mod tests {
             ..run.clone()
         };
         assert!(both.check().unwrap_err().contains("exclude"));
-        let none = Supervised { steps: Some(0), ..run };
+        let none = Supervised {
+            steps: Some(0),
+            ..run.clone()
+        };
         assert!(none.check().unwrap_err().starts_with("steps"));
         assert!(serde_json::from_str::<Supervised>(r#"{"dataset": "accepted"}"#).is_err());
+
+        let typed = r#"{"dataset": "all@1", "target": "demonstration", "steps": 4}"#;
+        let typed: Supervised = serde_json::from_str(typed).unwrap();
+        assert_eq!((typed.target, typed.check()), (Target::Demonstration, Ok(())));
+        let pass = Supervised {
+            steps: None,
+            ..typed.clone()
+        };
+        assert!(pass.check().unwrap_err().starts_with("steps"));
+        let budget = Supervised {
+            tokens_per_step: Some(1000),
+            ..typed
+        };
+        assert!(budget.check().unwrap_err().starts_with("tokens_per_step"));
+        let kept = serde_json::to_value(&run).unwrap();
+        assert!(kept.get("target").is_none(), "as before there was a target: {kept}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use time::format_description::well_known::Rfc3339;
 
 /// A trajectory belongs to a dataset only if it closed this long before its creation. Otherwise a
 /// transaction that closed it earlier and commits later would add it.
-const CLOSED_FOR: time::Duration = time::Duration::seconds(30);
+pub const CLOSED_FOR: time::Duration = time::Duration::seconds(30);
 /// A query that selects trajectories may read every generation.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(300);
 

@@ -8,10 +8,34 @@ use model::sampling::{self, Params, PreviousTokens};
 /// Tokens that go through the model together.
 pub const TOKENS_AT_ONCE: usize = 4096;
 
-/// Σ log π over the trained tokens of each sample, nats, in the model's own distribution whatever the
-/// tokens were sampled from. `tokens_max`: that go through the model together.
+/// What a model says of a sample's trained tokens, in its own distribution whatever they were sampled
+/// from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Score {
+    /// Σ log π, nats.
+    pub log_prob: f64,
+    /// Greedy decoding that may not decline takes each of them.
+    pub is_greedy: bool,
+}
+
+/// Σ log π over the trained tokens of each sample, nats. `tokens_max`: that go through the model together.
 pub fn log_probs(model: &ExactModel, samples: &[Sample], tokens_max: usize) -> anyhow::Result<Vec<f64>> {
-    let mut sums = vec![0.0; samples.len()];
+    let scores = scores(model, samples, None, tokens_max)?;
+    Ok(scores.into_iter().map(|score| score.log_prob).collect())
+}
+
+/// One score for each sample. `decline`: the model's decline token.
+pub fn scores(
+    model: &ExactModel,
+    samples: &[Sample],
+    decline: Option<u32>,
+    tokens_max: usize,
+) -> anyhow::Result<Vec<Score>> {
+    let none = Score {
+        log_prob: 0.0,
+        is_greedy: true,
+    };
+    let mut scores = vec![none; samples.len()];
     let (own, nothing) = (Params::default(), PreviousTokens::default());
     // micro-batches keep samples with and without an advantage apart; here all have the same
     for batch in batch::pack(samples, &vec![1.0; samples.len()], tokens_max)? {
@@ -20,12 +44,14 @@ pub fn log_probs(model: &ExactModel, samples: &[Sample], tokens_max: usize) -> a
         }
         let sequences: Vec<&[u32]> = batch.sequences.iter().map(Vec::as_slice).collect();
         let pass = model.score(&sequences, &batch.positions, batch.routing.as_ref())?;
-        let logits = pass.logits.rows().zip(&batch.targets);
-        let mut tokens =
-            logits.map(|(logits, &target)| f64::from(sampling::log_prob_of(logits, &own, &nothing, target as u32)));
+        let mut tokens = pass.logits.rows().zip(&batch.targets);
         for &(sample, count) in &batch.samples {
-            sums[sample] += tokens.by_ref().take(count).sum::<f64>();
+            for (logits, &target) in tokens.by_ref().take(count) {
+                let (score, target) = (&mut scores[sample], target as u32);
+                score.log_prob += f64::from(sampling::log_prob_of(logits, &own, &nothing, target));
+                score.is_greedy &= sampling::greedy(logits, decline) == target;
+            }
         }
     }
-    Ok(sums)
+    Ok(scores)
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! grpo         (../grpo.rs) rollouts of a researcher's tasks
-//! supervised   `sft`: cross-entropy on a dataset
+//! supervised   `sft`: cross-entropy on a dataset, or on what its users wrote instead (demonstrations.rs)
 //! preference   `dpo`, `kto`: trajectories of a dataset, compared by their rewards (pairs.rs)
 //! evaluate     a version, measured on a dataset
 //! export       a dataset as a file
@@ -15,6 +15,7 @@
 //! While the store of payloads does not answer, runs wait ([`StoreWait`]): nothing is left out because
 //! of an outage.
 
+mod demonstrations;
 mod evaluate;
 mod export;
 mod order;
@@ -34,7 +35,8 @@ use crate::runs::grpo;
 use crate::runs::schedule::Schedule;
 use crate::runs::trainer::{Trainer, pause};
 use crate::runs::working::Begun;
-use crate::{judge, select, uses};
+use crate::select::{self, Answers};
+use crate::{judge, uses};
 use anyhow::Context;
 use futures::future;
 use ingest::payload;
@@ -410,12 +412,13 @@ async fn read_samples(
     claim: &Claim,
     ids: &[Uuid],
     limits: &ModelLimits,
+    answers: Answers,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Read>> {
     let mut store = StoreWait::default();
     let mut attempt = 0;
     loop {
-        let read = select::closed(&trainer.pool, &trainer.payloads, ids, limits).await;
+        let read = select::closed(&trainer.pool, &trainer.payloads, ids, limits, answers).await;
         let select::Assembled {
             samples,
             broken,

@@ -27,7 +27,7 @@ use crate::runs::quarantine;
 use crate::runs::trainer::{Trainer, pause};
 use crate::runs::unproven::Unproven;
 use crate::select::caps::{self, Member, Recent};
-use crate::select::{self, AnswerTimes, Criteria};
+use crate::select::{self, AnswerTimes, Answers, Criteria};
 use admission::{Candidate, Joining};
 use alias::{AliasState, Announced};
 use capped::Capped;
@@ -183,7 +183,10 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let criteria = Criteria {
             policy: &trainer.policy,
             arms: &arms,
-            greedy: options.step.loss.reads_own_probabilities(),
+            answers: match options.step.loss.reads_own_probabilities() {
+                true => Answers::Judged,
+                false => Answers::Sampled,
+            },
             versions: &versions,
             credit: options.credit,
             discount: options.discount,

@@ -6,7 +6,7 @@
 -- size of the vocabulary, whether the model is dense; who has reached a cap: tenants and user keys
 -- (pairs, in two arrays; requests without a user have one key), tenants, surfaces, replicas; whether
 -- turns' own rewards count; what turns are credited with (ids, and values of the same number);
--- whether greedy answers may be trained on.
+-- which answers may be used: 'sampled', 'judged' or 'any' (`Answers` in select.rs).
 select checked.id as "id!", checked.code as "code!"
 from (
     select g.id,
@@ -22,9 +22,10 @@ from (
                -- its sampler says why
                when g.untrainable is not null then g.untrainable
                -- a point mass has no gradient; a loss may learn from greedy answers all the same
-               when case when g.temperature <= 0 then not $14 else coalesce(g.sampling ->> 'top_k' = '1', false) end then 'greedy'
+               when $14 <> 'any' and case when g.temperature <= 0 then $14 = 'sampled'
+                                          else coalesce(g.sampling ->> 'top_k' = '1', false) end then 'greedy'
                -- a loss that learns from greedy answers takes a reward for a user's verdict
-               when $14 and g.declined and t.reward <> 0 then 'declined'
+               when $14 = 'judged' and g.declined and t.reward <> 0 then 'declined'
                -- a dense model cannot have sampled it
                when $5 and exists (select from payload_reference r where r.generation_id = g.id and r.kind = 'experts') then 'has_experts'
                when cardinality(g.prompt_ids) = 0 and g.payload_digest is null and g.prompt_prefix_len = 0

@@ -232,7 +232,7 @@ impl Selection {
             model_limits: criteria.model_limits,
             exhausted: criteria.exhausted,
             credited: criteria.credit.reads_turns().then_some(credited),
-            greedy: criteria.greedy,
+            answers: criteria.answers,
         };
         let faults = checks.faults(connection, &ids).await?;
         let mut coded = Coded::new();

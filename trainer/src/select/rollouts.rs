@@ -1,6 +1,6 @@
 //! Rollouts of GRPO runs that have closed with a reward. They pass the same checks as all samples.
 
-use super::{Coded, check_and_read};
+use super::{Answers, Coded, check_and_read};
 use crate::learn::sample::{ModelLimits, Sample, Turn};
 use ingest::payload::Store as Payloads;
 use sqlx::PgPool;
@@ -75,7 +75,15 @@ pub async fn episodes(
             undecided.push(row.id);
         }
     }
-    let read = check_and_read(&mut connection, payloads, undecided, Some(versions), limits).await?;
+    let read = check_and_read(
+        &mut connection,
+        payloads,
+        undecided,
+        Some(versions),
+        limits,
+        Answers::Sampled,
+    )
+    .await?;
     let mut arrived = Arrived {
         last_answers,
         broken: read.broken,

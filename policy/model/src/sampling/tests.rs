@@ -532,3 +532,12 @@ fn a_greedy_token_has_the_bits_that_it_has_at_temperature_1() {
         assert_eq!(drawn.log_prob.to_bits(), read.to_bits(), "{gap}");
     }
 }
+
+#[test]
+fn greedy_takes_the_first_of_the_best_but_not_what_is_excluded() {
+    let logits = [0.5, 2.0, 1.0, 2.0];
+    assert_eq!(greedy(&logits, None), 1);
+    assert_eq!(greedy(&logits, Some(1)), 3);
+    assert_eq!(greedy(&logits[..3], Some(1)), 2);
+    assert_eq!(greedy(&[f32::NEG_INFINITY, -1.0], Some(1)), 0);
+}

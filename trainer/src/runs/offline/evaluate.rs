@@ -35,31 +35,40 @@
 //! users, or the reason why the trajectories say too little about the version
 //! ([`evidence::offpolicy`]): then there is none. `estimate.doubly_robust` also uses a model of the
 //! reward (evaluate/reward_model.rs).
+//!
+//! `demonstrations` is apart from rewards: how often the version writes what users wrote themselves
+//! (evaluate/demonstrated.rs).
 
+mod demonstrated;
 mod reward_model;
+mod trajectories;
 
+use super::demonstrations::Demonstrations;
 use super::{
     Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
 };
 use crate::api::create::version_of;
 use crate::api::offline::Evaluation;
-use crate::dataset::{self, Member};
+use crate::dataset;
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
 use crate::learn::grammar::Grammars;
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::runs::claim::Claim;
 use crate::runs::trainer::Trainer;
+use crate::select::Answers;
 use crate::uses::Purpose;
 use anyhow::Context;
+use demonstrated::{Demonstrated, Looked, Version};
 use evidence::offpolicy::{self, Limits};
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
 use reward_model::{Opening, Outcome};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
+use trajectories::Trajectories;
 use uuid::Uuid;
 
 /// Tokens that go through the model together.
@@ -91,6 +100,10 @@ struct Measured {
     missing: usize,
     #[serde(flatten)]
     estimate: Estimate,
+    /// Absent: no user wrote what should have been written, or the version has no tokenizer or no id that
+    /// ends a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    demonstrations: Option<Demonstrated>,
 }
 
 /// Of the version's reward, without truncation.
@@ -216,6 +229,10 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         experts: model.config().experts.clone(),
         grammars: Grammars::of(&checkpoint, vocabulary),
     };
+    // without them the version is measured by rewards alone
+    let demonstrations = Demonstrations::new(&trainer.pool, &checkpoint, &limits, &dataset)
+        .inspect_err(|error| tracing::info!(run = %id, %error, "the version is not measured by demonstrations"))
+        .ok();
     drop(checkpoint); // the model has its weights
     let mut trajectories = Trajectories::new(&members);
     for slice in generations_of(&members) {
@@ -223,7 +240,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
             if is_stopped(&trainer.pool, &claim, shutdown).await? {
                 return Ok(());
             }
-            let Some(read) = read_samples(trainer, &claim, &page, &limits, shutdown).await? else {
+            let Some(read) = read_samples(trainer, &claim, &page, &limits, Answers::Sampled, shutdown).await? else {
                 return Ok(());
             };
             trajectories.refuse(read.refused);
@@ -250,13 +267,35 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         );
         return Err(Failed(reason).into());
     }
+    let estimate = Estimate::of(&rows(&trajectories));
+    let demonstrations = match &demonstrations {
+        None => None,
+        Some(demonstrations) => {
+            let of = Version {
+                model: &model,
+                decline,
+                limits: &limits,
+            };
+            match demonstrated::measure(trainer, &claim, of, demonstrations, &members, shutdown).await? {
+                Looked::Stopped => return Ok(()),
+                Looked::None => None,
+                Looked::Measured(demonstrated, of) => {
+                    used.extend(of);
+                    used.sort_unstable();
+                    used.dedup();
+                    Some(demonstrated)
+                }
+            }
+        }
+    };
     let measured = Measured {
         refused,
         missing,
-        estimate: Estimate::of(&rows(&trajectories)),
+        estimate,
+        demonstrations,
         ..scores.measured(version)
     };
-    let reason = format!(
+    let mut reason = format!(
         "version {version}: mean log-probability {:.4}, mean reward {:.4}, weighted {:.4} from {:.1} effective of {} trajectories",
         measured.logprob_mean,
         measured.reward_mean,
@@ -264,8 +303,27 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         measured.effective_sample_size,
         measured.trajectories
     );
+    if let Some(demonstrated) = &measured.demonstrations {
+        reason += &format!(
+            "; writes what users wrote at {:.1} of 100 generations, of {}",
+            demonstrated.right_per_100, demonstrated.generations
+        );
+    }
     let result = serde_json::to_value(&measured)?;
-    succeed(trainer, &claim, Purpose::Evaluated, &used, &result, &reason).await
+    succeed(trainer, &claim, Purpose::Evaluated, &used, &result, &reason).await?;
+    record(&config, &measured);
+    Ok(())
+}
+
+/// What an evaluation adds to the metrics of the process. Of an alias or a line, because each version is
+/// evaluated once.
+fn record(config: &Evaluation, measured: &Measured) {
+    let Some(base) = &config.base else { return };
+    let labels = [("dataset", config.dataset.to_string()), ("base", base.clone())];
+    metrics::gauge!("springtide_train_evaluated_reward", &labels).set(measured.reward_normalized);
+    if let Some(demonstrated) = &measured.demonstrations {
+        metrics::gauge!("springtide_train_evaluated_right_per_100", &labels).set(demonstrated.right_per_100);
+    }
 }
 
 /// What is known of each whole trajectory.
@@ -355,60 +413,6 @@ fn opening(sample: &Sample, decline_probability: Option<f64>, decline: Option<u3
     })
 }
 
-/// The trajectories of a dataset while their generations are scored.
-struct Trajectories<'a> {
-    members: &'a [Member],
-    /// The index of each generation's trajectory.
-    of: HashMap<Uuid, usize>,
-    scores: Vec<Score>,
-    users: Vec<User>,
-    /// Trajectories with a generation that may not be used, by its code.
-    refused: BTreeMap<String, BTreeSet<usize>>,
-}
-
-impl<'a> Trajectories<'a> {
-    fn new(members: &'a [Member]) -> Self {
-        let of = members.iter().enumerate();
-        let of = of.flat_map(|(at, member)| member.generations.iter().map(move |id| (*id, at)));
-        Trajectories {
-            members,
-            of: of.collect(),
-            scores: vec![Score::default(); members.len()],
-            users: vec![User::default(); members.len()],
-            refused: BTreeMap::new(),
-        }
-    }
-
-    fn add(&mut self, generation: Uuid, (tenant, user): (&str, &str), score: &Score) {
-        let Some(&at) = self.of.get(&generation) else { return };
-        self.scores[at].add(score);
-        self.users[at] = (tenant.to_owned(), user.to_owned());
-    }
-
-    fn refuse(&mut self, refused: BTreeMap<String, Vec<Uuid>>) {
-        for (code, ids) in refused {
-            let trajectories = ids.iter().filter_map(|id| self.of.get(id).copied());
-            self.refused.entry(code).or_default().extend(trajectories);
-        }
-    }
-
-    /// Those of which every generation was scored.
-    fn whole(&self) -> impl Iterator<Item = (&'a Member, &User, &Score)> {
-        let scored = self.members.iter().zip(&self.users).zip(&self.scores);
-        scored
-            .map(|((member, user), score)| (member, user, score))
-            .filter(|(member, _, score)| member.generations.len() == score.generations)
-    }
-
-    /// How many trajectories were refused, by code, and how many of the others are not whole.
-    fn left_out(&self) -> (BTreeMap<String, usize>, usize) {
-        let any: BTreeSet<usize> = self.refused.values().flatten().copied().collect();
-        let refused = self.refused.iter().map(|(code, of)| (code.clone(), of.len()));
-        let missing = self.members.len() - any.len() - self.whole().count();
-        (refused.collect(), missing)
-    }
-}
-
 /// Sums over trajectories.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Scores {
@@ -466,6 +470,7 @@ impl Scores {
             refused: BTreeMap::new(),
             missing: 0,
             estimate: Estimate::of(&[]),
+            demonstrations: None,
         }
     }
 }

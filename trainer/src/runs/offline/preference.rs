@@ -29,6 +29,7 @@ use crate::learn::score;
 use crate::runs::claim;
 use crate::runs::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::runs::trainer::Trainer;
+use crate::select::Answers;
 use anyhow::Context;
 use model::exact::ExactModel;
 use serde::de::DeserializeOwned;
@@ -192,7 +193,8 @@ impl Training<'_> {
         for slice in generations_of(&members) {
             for page in pages_of(self.trainer, &slice).await? {
                 let (claim, limits) = (self.executor.claim, self.executor.model_limits.clone());
-                let Some(page) = read_samples(self.trainer, &claim, &page, &limits, shutdown).await? else {
+                let Some(page) = read_samples(self.trainer, &claim, &page, &limits, Answers::Sampled, shutdown).await?
+                else {
                     return Ok(None);
                 };
                 let samples = read.add(page).into_iter();
@@ -346,7 +348,8 @@ impl Objective for Dpo {
         for slice in ids.chunks(SIZED_AT_ONCE) {
             for page in pages_of(run.trainer, slice).await? {
                 let limits = &run.executor.model_limits;
-                let Some(read) = read_samples(run.trainer, &claim, &page, limits, shutdown).await? else {
+                let Some(read) = read_samples(run.trainer, &claim, &page, limits, Answers::Sampled, shutdown).await?
+                else {
                     return Ok(None);
                 };
                 for (code, ids) in read.refused {

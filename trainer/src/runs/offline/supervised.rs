@@ -1,5 +1,6 @@
 //! Supervised runs: cross-entropy on the trajectories of a dataset, exactly as their tokens were
-//! logged. Prompts are context; sampled tokens are trained on where `train_mask` allows it.
+//! logged. Prompts are context; sampled tokens are trained on where `train_mask` allows it. With the
+//! target `demonstration` what the user wrote instead takes the place of what was sampled.
 //!
 //! A step takes a number of trajectories, or as many as fit into a budget of tokens. Whole trajectories
 //! go through the model one after another without padding, and none sees another
@@ -7,19 +8,22 @@
 //!
 //! Nothing is written about generations but their uses: their disposition is the realtime ledger's.
 
+use super::demonstrations::Demonstrations;
 use super::order::{self, Order, POSITION};
 use super::training::{self, Batch};
 use super::{
     Configuration, Failed, configuration, dataset_of, generations_of, pages_of, read_samples, reason_to_wait, waits,
 };
-use crate::api::offline::Supervised;
+use crate::api::offline::{Supervised, Target};
 use crate::dataset::{self, Member, rows};
 use crate::learn::learner::thread::Handle;
 use crate::runs::executor::{AdapterSetup, StepInputs, StepOutcome};
 use crate::runs::trainer::Trainer;
+use crate::select::Answers;
 use anyhow::Context;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -46,8 +50,34 @@ pub(super) async fn execute(
     };
     let dataset = dataset_of(trainer, &config.dataset).await?;
     let mut connection = trainer.pool.acquire().await?;
-    let members = dataset::available(&mut connection, &dataset, None).await?;
+    let mut members = dataset::available(&mut connection, &dataset, None).await?;
     drop(connection);
+    let demonstrations = match config.target {
+        Target::Sampled => None,
+        Target::Demonstration => {
+            let checkpoint = learner.with(|learner| Ok(Arc::clone(learner.checkpoint()))).await?;
+            let limits = &executor.model_limits;
+            Some(Demonstrations::new(&trainer.pool, &checkpoint, limits, &dataset)?)
+        }
+    };
+    if let Some(demonstrations) = &demonstrations {
+        let of = members.len();
+        members = demonstrations.with_any(&members).await?;
+        let message = format!("{} of {of} trajectories have a demonstration", members.len());
+        executor.append_event("info", &message).await?;
+        if members.is_empty() {
+            let reason = format!(
+                "no trajectory of dataset {} has a demonstration: send them as feedback with the metric `demonstration`, and \
+                 make the dataset after that",
+                config.dataset
+            );
+            return Err(Failed(reason).into());
+        }
+    }
+    let answers = match config.target {
+        Target::Sampled => Answers::Sampled,
+        Target::Demonstration => Answers::Any,
+    };
     let mut order = Order::new(members, config.seed);
     let mut position = order::position(&executor).await?;
     let steps = config.steps.unwrap_or(1);
@@ -79,9 +109,12 @@ pub(super) async fn execute(
             for page in pages_of(trainer, &slice).await? {
                 let claim = executor.claim;
                 let limits = executor.model_limits.clone();
-                let Some(page) = read_samples(trainer, &claim, &page, &limits, shutdown).await? else {
+                let Some(mut page) = read_samples(trainer, &claim, &page, &limits, answers, shutdown).await? else {
                     return Ok(());
                 };
+                if let Some(demonstrations) = &demonstrations {
+                    page = demonstrations.instead(page).await?;
+                }
                 let samples = read.add(page);
                 if samples.is_empty() {
                     continue;

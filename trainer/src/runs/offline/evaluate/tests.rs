@@ -1,4 +1,5 @@
 use super::*;
+use crate::dataset::Member;
 use crate::learn::sample::Behavior;
 
 fn score(log_ratio: f64, reward: f64) -> Score {
