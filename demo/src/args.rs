@@ -47,10 +47,17 @@ pub struct Args {
     /// references.
     #[arg(long, default_value_t = 1500)]
     pub reference_pauses: usize,
+    /// How many versions along the run, the last included, are tried at pauses of other users after it.
+    #[arg(long, default_value_t = 3)]
+    pub capability_points: u32,
     /// For each arm, a caller streams long answers meanwhile and notes how long it waits, above all
     /// when versions change.
     #[arg(long)]
     pub watch_streams: bool,
+    /// Developers who answer also send what they typed, as the feedback `demonstration`. The realtime run
+    /// does not learn from it.
+    #[arg(long, conflicts_with = "control")]
+    pub demonstrations: bool,
     /// With `--surface session`: users also say of each turn whether they keep at least
     /// half of the suggestion.
     #[arg(long, conflicts_with = "control")]

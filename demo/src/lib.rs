@@ -53,7 +53,7 @@ use self::{
     developer::FilePart,
     progress::Progress,
     queries::{Live, Scope},
-    references::{Base, References},
+    references::{Base, Capability, References, VersionAt, served_along},
     replay::Plan,
     results::Parameters,
     shuffle::Shuffle,
@@ -165,8 +165,8 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     }
     if args.surface == args::Surface::Session {
         ensure!(
-            !args.watch_streams,
-            "--watch-streams is for --surface completion; leave one out"
+            !args.watch_streams && !args.demonstrations,
+            "--watch-streams and --demonstrations are for --surface completion; leave them out"
         );
         return session::run(args, settings, pool).await;
     }
@@ -217,16 +217,10 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     let settled = settled.await.unwrap_or(false);
     let references = match base {
         Some(base) => {
-            let last = last_version(&settings, &progress).await;
-            references(
-                base,
-                &progress,
-                user_parts,
-                60.0 * args.minutes,
-                last,
-                settings.following,
-            )
-            .await
+            let length = Duration::from_secs_f64(seconds.min(60.0 * args.minutes));
+            let along = served_along(&progress.outcomes, length, args.capability_points);
+            let run_seconds = 60.0 * args.minutes;
+            references(base, &progress, user_parts, run_seconds, &along, &settings).await
         }
         None => None,
     };
@@ -298,69 +292,61 @@ async fn measure_base(args: &Args, tau: f64, dir: &Path, others: Vec<Vec<FilePar
     Ok(Some(measured.await.context("measure the base")??))
 }
 
-/// The last version that the learning arm served. `None`: only the base, or it cannot be loaded.
-async fn last_version(settings: &Settings, progress: &Progress) -> Option<(i64, Arc<Checkpoint>)> {
-    let versions = stats::of_arm(&progress.outcomes, stats::LEARNING).map(|outcome| outcome.version);
-    let last = versions.max()?;
-    let of_base = stats::of_arm(&progress.outcomes, stats::FROZEN).any(|outcome| outcome.version == last);
-    if of_base {
-        return None;
-    }
-    match (settings.load_version.0)(last).await {
-        Ok(checkpoint) => Some((last, checkpoint)),
-        Err(error) => {
-            tracing::warn!(
-                version = last,
-                error = format!("{error:#}"),
-                "the report has no capability"
-            );
-            None
-        }
-    }
-}
-
-/// The reference policies on the learning arm's own pauses, and the capability of the `last`
-/// version. A failure here must not cost the run its report, so it is only logged.
+/// The reference policies on the learning arm's own pauses, and the capability of versions `along` the
+/// run. A failure here must not cost the run its report, so it is only logged.
 async fn references(
     base: Base,
     progress: &Progress,
     user_parts: Vec<Vec<FilePart>>,
     run_seconds: f64,
-    last: Option<(i64, Arc<Checkpoint>)>,
-    following: Served,
+    along: &[VersionAt],
+    settings: &Settings,
 ) -> Option<References> {
     eprintln!(
-        "measuring the reference policies at the learning arm's pauses: a minute or two (Ctrl-C: leave them out)"
+        "measuring the reference policies at the learning arm's pauses, and {} versions at those of other users: some \
+         minutes (Ctrl-C: leave them out)",
+        along.len()
     );
-    let outcomes = progress.outcomes.clone();
-    let compare = move || {
-        let mut references = base.compare(&outcomes, &user_parts, run_seconds)?;
-        if let Some((version, checkpoint)) = last {
-            match base.capability(version, &checkpoint, following.probability_min) {
-                Ok(capability) => references.capability = Some(capability),
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    tracing::warn!(error, version, "the report does not say what the version still can");
-                }
+    let base = Arc::new(base);
+    let (asked, outcomes) = (base.clone(), progress.outcomes.clone());
+    let compare = tokio::task::spawn_blocking(move || asked.compare(&outcomes, &user_parts, run_seconds));
+    let mut references = match unless_interrupted(compare).await {
+        Some(compared) => match compared.context("measure the references").flatten() {
+            Ok(references) => references,
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "the report has no reference policies");
+                return None;
             }
-        }
-        Ok(references)
-    };
-    let compared = unless_interrupted(tokio::task::spawn_blocking(compare));
-    match compared
-        .await
-        .map(|compared| compared.context("measure the references").flatten())
-    {
-        Some(Ok(references)) => Some(references),
-        Some(Err(error)) => {
-            tracing::warn!(error = format!("{error:#}"), "the report has no reference policies");
-            None
-        }
+        },
         None => {
             eprintln!("the report has no reference policies");
-            None
+            return None;
+        }
+    };
+    for (nth, at) in along.iter().enumerate() {
+        let is_last = nth + 1 == along.len();
+        match unless_interrupted(capability(&base, *at, settings)).await {
+            Some(Ok(capability)) if is_last => references.capability = Some(capability),
+            Some(Ok(capability)) => references.earlier.push(capability),
+            Some(Err(error)) => {
+                let (error, version) = (format!("{error:#}"), at.version);
+                tracing::warn!(error, version, "the report does not say what this version can");
+            }
+            None => {
+                eprintln!("the report does not say what the other versions can");
+                break;
+            }
         }
     }
+    Some(references)
+}
+
+/// Loads a version and tries it.
+async fn capability(base: &Arc<Base>, at: VersionAt, settings: &Settings) -> anyhow::Result<Capability> {
+    let checkpoint = (settings.load_version.0)(at.version).await?;
+    let (base, bar) = (base.clone(), settings.following.probability_min);
+    let tried = tokio::task::spawn_blocking(move || base.capability(at, &checkpoint, bar));
+    tried.await.context("try the version")?
 }
 
 async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>, usize)> {
@@ -377,6 +363,7 @@ async fn plan(args: &Args, tau: f64) -> anyhow::Result<(Plan, Vec<Vec<FilePart>>
         seed: args.seed,
         tau,
         shuffle: args.control.then(|| Shuffle::new(args.seed)),
+        demonstrations: args.demonstrations,
     };
     Ok((plan, others, files))
 }

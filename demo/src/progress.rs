@@ -56,7 +56,7 @@ impl Progress {
     pub fn add(&mut self, pause: FinishedPause) {
         let counts = &mut self.counts;
         counts.prompts_shortened += u64::from(pause.prompts_shortened);
-        if let Some(delivery) = pause.delivery {
+        for delivery in pause.deliveries {
             counts.feedback_retries += delivery.retries;
             match delivery.failure {
                 Some(failure) => counts.count_error(failure.to_string()),
@@ -77,5 +77,5 @@ impl Progress {
 pub struct FinishedPause {
     pub outcome: Result<Outcome, Failure>,
     pub prompts_shortened: u32,
-    pub delivery: Option<Delivery>,
+    pub deliveries: Vec<Delivery>,
 }

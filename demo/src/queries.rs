@@ -244,7 +244,7 @@ pub struct Traffic {
     pub closed: i64,
     /// Closed without a score.
     pub censored: i64,
-    /// Dropped because a newer version was being trained when they could be used.
+    /// Dropped because too many steps had been made when they could be used.
     pub stale: i64,
     /// Sampled tokens per shown suggestion, the one that ends it included.
     pub tokens_mean: Option<f64>,
@@ -290,6 +290,8 @@ pub struct Step {
     pub version: i64,
     /// When it was committed, since the first pause.
     pub at_seconds: f64,
+    /// That it trained on.
+    pub trajectories: Option<i64>,
     pub entropy: Option<f64>,
     pub kl: Option<f64>,
     /// Fraction of the published values that changed.

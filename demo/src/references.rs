@@ -22,7 +22,10 @@ use crate::{
     suggester::{Draft, Method, Suggester},
 };
 
-pub use self::{capability::Capability, tried::Tried};
+pub use self::{
+    capability::{Capability, VersionAt, served_along},
+    tried::Tried,
+};
 
 /// The reference policies of a run.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -35,6 +38,8 @@ pub struct References {
     /// Of the last version that the learning arm served. `None`: it served only the base, or that
     /// version could not be loaded.
     pub capability: Option<Capability>,
+    /// Of versions before it along the run, oldest first.
+    pub earlier: Vec<Capability>,
 }
 
 /// What one policy earns on a set of pauses.
@@ -91,7 +96,7 @@ impl References {
                 difference(comparison.together.reward, 3)
             );
         }
-        if let Some(capability) = &self.capability {
+        for capability in self.earlier.iter().chain(&self.capability) {
             text += &format!("\n{capability}\n");
         }
         text
@@ -302,7 +307,7 @@ impl Base {
         Ok(References {
             comparisons: Policy::ALL.map(comparison).into(),
             beforehand: self.beforehand.clone(),
-            capability: None,
+            ..References::default()
         })
     }
 

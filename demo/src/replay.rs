@@ -44,6 +44,8 @@ pub struct Plan {
     pub tau: f64,
     /// With `--control`: permutes the answers.
     pub shuffle: Option<Shuffle>,
+    /// Developers who answer also send what they typed.
+    pub demonstrations: bool,
 }
 
 /// Plays the plan to its end or to the first Ctrl-C, and waits for the developers who are at a
@@ -57,6 +59,7 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
         seed,
         tau,
         shuffle,
+        demonstrations,
     } = plan;
     let shuffle = shuffle.map(Arc::new);
     let in_flight = Arc::new(Semaphore::new(COMPLETIONS_IN_FLIGHT_MAX));
@@ -95,7 +98,8 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
                 // The seed is part of the name, so that another seed puts other people into the
                 // arms.
                 let asker = Asker { user: format!("s{seed}-u{:04}", arrival.user), session_id, surface: SURFACE };
-                pauses.spawn(play_pause(Arc::clone(&client), asker, arrival, pause, shuffle.clone(), permit));
+                let answering = Answering { shuffle: shuffle.clone(), demonstrations };
+                pauses.spawn(play_pause(Arc::clone(&client), asker, arrival, pause, answering, permit));
             }
             Some(ended) = pauses.join_next(), if !pauses.is_empty() => match ended {
                 Ok(pause) => progress.add(pause),
@@ -127,12 +131,18 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
     progress
 }
 
+/// What developers say.
+struct Answering {
+    shuffle: Option<Arc<Shuffle>>,
+    demonstrations: bool,
+}
+
 async fn play_pause(
     client: Arc<Client>,
     asker: Asker,
     arrival: Arrival,
     pause: Pause,
-    shuffle: Option<Arc<Shuffle>>,
+    answering: Answering,
     permit: OwnedSemaphorePermit,
 ) -> FinishedPause {
     let requested_at = Instant::now();
@@ -146,7 +156,7 @@ async fn play_pause(
             return FinishedPause {
                 outcome: Err(failure),
                 prompts_shortened: 0,
-                delivery: None,
+                deliveries: Vec::new(),
             };
         }
     };
@@ -154,16 +164,22 @@ async fn play_pause(
         true => Judgment::Declined,
         false => pause.judge(&suggestion.text),
     };
-    let delivery = if pause.answers && judgment != Judgment::Declined {
-        // The statistics count what developers think; only what they say is permuted.
-        let answer = shuffle.map_or(judgment, |shuffle| shuffle.swap(judgment));
+    let mut deliveries = Vec::new();
+    let target = Target::Generation(suggestion.generation_id);
+    let was_shown = judgment != Judgment::Declined;
+    if pause.answers && (was_shown || answering.demonstrations) {
         sleep(pause.delay).await;
+    }
+    if pause.answers && was_shown {
+        // The statistics count what developers think; only what they say is permuted.
+        let answer = answering.shuffle.map_or(judgment, |shuffle| shuffle.swap(judgment));
         let (accept, time) = (answer == Judgment::Right, OffsetDateTime::now_utc());
-        let target = Target::Generation(suggestion.generation_id);
-        Some(client.send_feedback(target, "accept", accept, time).await)
-    } else {
-        None
-    };
+        deliveries.push(client.send_feedback(target, "accept", accept, time).await);
+    }
+    if pause.answers && answering.demonstrations {
+        let (typed, time) = (pause.rest().trim_end(), OffsetDateTime::now_utc());
+        deliveries.push(client.send_feedback(target, "demonstration", typed, time).await);
+    }
     let observation = Observation {
         user: arrival.user,
         answers: pause.answers,
@@ -181,6 +197,6 @@ async fn play_pause(
             latency,
         }),
         prompts_shortened,
-        delivery,
+        deliveries,
     }
 }

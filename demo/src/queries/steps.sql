@@ -4,6 +4,7 @@ select
     s.step,
     s.version,
     extract(epoch from s.committed_at - $3)::float8 as "at_seconds!",
+    (s.metrics ->> 'trajectories')::bigint as trajectories,
     (s.metrics ->> 'entropy')::float8 as entropy,
     (s.metrics ->> 'kl')::float8 as kl,
     (s.metrics ->> 'changed_weights')::float8 / nullif((s.metrics ->> 'total_weights')::float8, 0) as density,

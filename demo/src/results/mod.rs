@@ -128,7 +128,7 @@ pub struct TimelineEntry {
     pub traffic: BTreeMap<String, Traffic>,
 }
 
-/// What the learning arm lost because training uses only what the newest version sampled.
+/// What the learning arm lost because too many steps were made before it could be trained on.
 #[derive(Debug, Default, Serialize)]
 pub struct Staleness {
     pub dropped: i64,

@@ -187,11 +187,12 @@ fn references(outcomes: &[Outcome]) -> References {
     References {
         comparisons: policies.iter().map(comparison).collect(),
         beforehand: policies.map(|(name, stats)| Reference { name, stats }).into(),
-        capability: Some(capability()),
+        capability: Some(capability(600.0, 93, 2.1)),
+        earlier: vec![capability(200.0, 32, 0.9), capability(400.0, 63, 1.6)],
     }
 }
 
-fn capability() -> Capability {
+fn capability(at_seconds: f64, version: i64, right: f64) -> Capability {
     let interval = |mean: f64, half: f64| {
         Some(Interval {
             mean,
@@ -199,11 +200,12 @@ fn capability() -> Capability {
         })
     };
     Capability {
-        version: 93,
+        at_seconds,
+        version,
         pauses: 1500,
         base_right_per_100: interval(41.0, 2.6),
-        version_right_per_100: interval(43.1, 2.7),
-        right_per_100: interval(2.1, 1.4),
+        version_right_per_100: interval(41.0 + right, 2.7),
+        right_per_100: interval(right, 1.4),
         reward_as_served: interval(0.071, 0.02),
         reward_greedy: interval(0.034, 0.018),
         reward_minus_best: interval(0.012, 0.014),
@@ -217,6 +219,7 @@ fn steps() -> Vec<Step> {
             step: step as i64,
             version: step as i64 + 1,
             at_seconds: 6.4 * step as f64,
+            trajectories: Some(32),
             entropy: Some(1.9 - 0.006 * step as f64 + 0.05 * draws.normal()),
             kl: Some(2e-4 * (1.0 + 0.3 * draws.normal().abs())),
             density: Some(0.041 + 0.006 * draws.normal()),

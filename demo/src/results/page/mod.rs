@@ -67,8 +67,7 @@ impl RunReport {
                 p {
                     "Users were assigned to an arm by a hash of their name. The learning arm was trained on these answers \
                      while the run went on, and in a few of its requests it must not decline. The following arm served the \
-                     versions that the learning arm made, and was not trained on. The frozen arm always served the first \
-                     version. A pause earns " (accept)
+                     versions that the learning arm made. The frozen arm always served the first version. A pause earns " (accept)
                     " for an accepted suggestion, " (reject) " for a rejected one, and 0 if the policy declined to suggest \
                      anything. So a policy can earn more by being right more often, or by showing fewer wrong suggestions. \
                      Pauses whose developer gives no answer are left out of all arms."

@@ -43,7 +43,7 @@ impl RunReport {
                 }
                 (self.scale(references))
                 (differences(references))
-                @if let Some(capability) = &references.capability { (skill(capability)) }
+                (self.skill(references))
             },
         };
         section("Against other ways of serving the base", &body)
@@ -90,6 +90,54 @@ impl RunReport {
             } }
         }
     }
+
+    /// What versions along the run can do, apart from when they are silent.
+    fn skill(&self, references: &References) -> Markup {
+        let along = || references.earlier.iter().chain(&references.capability);
+        let Some(first) = along().next() else {
+            return html! {};
+        };
+        html! {
+            p {
+                "Capability: how often the greedy text is what was typed, if declining is not allowed. Measured at "
+                (first.pauses) " pauses of users on whom nothing was trained, where the base is right at "
+                (interval(first.base_right_per_100, 1)) " of 100. Columns with \"minus\" are differences at the \
+                 same pauses. Reward is of answered pauses there."
+            }
+            div .card { table .numbers {
+                thead { tr {
+                    th { "served at" } th { "version" } th { "trained on" } th { "entropy" } th { "right of 100" }
+                    th { "right of 100, minus base" } th { "reward minus base, as served" }
+                    th { "reward minus base, greedy" }
+                    th { "as " (FOLLOWING) " is served, minus the base greedy with its best threshold" }
+                } }
+                tbody { @for capability in along() { (self.skill_row(capability)) } }
+            } }
+        }
+    }
+
+    fn skill_row(&self, capability: &Capability) -> Markup {
+        let steps = self.steps_taken.iter();
+        let trained: i64 = steps
+            .clone()
+            .filter(|step| step.version <= capability.version)
+            .filter_map(|step| step.trajectories)
+            .sum();
+        let made = steps.clone().find(|step| step.version == capability.version);
+        html! {
+            tr {
+                th { (decimal(Some(capability.at_seconds / 60.0), 1)) " min" }
+                td { (capability.version) }
+                td { (trained) " trajectories" }
+                td { (decimal(made.and_then(|step| step.entropy), 2)) " nats a token" }
+                td { (interval(capability.version_right_per_100, 1)) }
+                (cell(capability.right_per_100, 1))
+                (cell(capability.reward_as_served, 3))
+                (cell(capability.reward_greedy, 3))
+                (cell(capability.reward_minus_best, 3))
+            }
+        }
+    }
 }
 
 /// Most reward first.
@@ -109,33 +157,6 @@ fn line(axis: &Axis, Row { name, class, stats }: &Row) -> Markup {
             td { (decimal(stats.accepts_per_100, 1)) }
             td { (percent(stats.show_rate, 0)) }
         }
-    }
-}
-
-/// What the last version can do, apart from when it is silent.
-fn skill(capability: &Capability) -> Markup {
-    html! {
-        p {
-            "Capability: how often the greedy text is what was typed, if declining is not allowed. Measured at "
-            (capability.pauses) " pauses of users on whom nothing was trained. Reward is of answered pauses there."
-        }
-        div .card { table .numbers {
-            thead { tr {
-                th { "" } th { "right of 100" } th { "reward minus base, as served" } th { "reward minus base, greedy" }
-                th { "as " (FOLLOWING) " is served, minus the base greedy with its best threshold" }
-            } }
-            tbody {
-                tr { th { "base" } td { (interval(capability.base_right_per_100, 1)) } td { "–" } td { "–" } td { "–" } }
-                tr {
-                    th { "version " (capability.version) }
-                    td { (interval(capability.version_right_per_100, 1)) }
-                    (cell(capability.reward_as_served, 3))
-                    (cell(capability.reward_greedy, 3))
-                    (cell(capability.reward_minus_best, 3))
-                }
-                tr { th { "difference" } (cell(capability.right_per_100, 1)) td { "–" } td { "–" } td { "–" } }
-            }
-        } }
     }
 }
 

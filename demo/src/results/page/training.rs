@@ -64,7 +64,7 @@ impl RunReport {
                             ("content hashes of answers and of the trainer", if self.content_hashes_agree { "agree" } else { "DISAGREE" }.to_owned()),
                             ("logged against recomputed, largest |Δ log p|", scientific(self.parity_log_prob_difference_max)),
                             ("learning arm's generations, dropped as stale", format!("{} of {} ({})", staleness.dropped, staleness.generations, percent(staleness.share, 1))),
-                            ("trained on by a later version (must be 0)", self.ledger.counts.trained_stale.to_string()),
+                            ("trained on by a later version than sampled them", self.ledger.counts.trained_stale.to_string()),
                         ]))
                     }
                 }
