@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Charts the runs of bench/learning.json: the learning arm against three ways to serve its base.
+"""Charts the runs of bench/learning.json: what users and a version gained over the base.
 
 usage: chart_learning.py learning.json learning.svg
 """
@@ -9,12 +9,36 @@ import sys
 from html import escape
 
 WIDTH, ROW, TOP, LEFT, PANEL, GAP = 1040, 24, 96, 120, 270, 26
+# field, title, what it is, color, ends of the axis, ticks, digits
 PANELS = [
-    ("champion_minus_base", "the frozen arm, as served", "whole run", "#0b6e4f"),
-    ("last_third_minus_thresholded", "the base with its best threshold", "last third, same temperature", "#4e79a7"),
-    ("last_third_minus_greedy_thresholded", "the greedy base with its best threshold", "last third", "#b4553a"),
+    (
+        "all_minus_greedy_thresholded",
+        "Reward: all users outside base",
+        "minus base greedy, best threshold; last third",
+        "#0b6e4f",
+        (-0.03, 0.06),
+        (-0.02, 0, 0.02, 0.04),
+        2,
+    ),
+    (
+        "right_per_100_minus_base",
+        "Greedy text right, of 100 pauses",
+        "last version minus base; other users",
+        "#4e79a7",
+        (-2.5, 5.4),
+        (-2, 0, 2, 4),
+        0,
+    ),
+    (
+        "champion_minus_base",
+        "Reward: champion minus base",
+        "as both are served; whole run",
+        "#b4553a",
+        (-0.03, 0.24),
+        (0, 0.1, 0.2),
+        1,
+    ),
 ]
-LOW, HIGH, TICKS = -0.12, 0.14, (-0.1, -0.05, 0.0, 0.05, 0.1)
 
 
 def text(x, y, words, size=12, anchor="start", color="#222", weight="normal"):
@@ -34,22 +58,22 @@ def main(source, target):
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{bottom + 46}" fill="white"/>',
-        text(16, 26, "Reward per pause: the learning arm minus …", 16, weight="bold"),
+        text(16, 26, "What ten minutes of accepts and rejects gain", 16, weight="bold"),
         text(16, bottom + 38, "Ten runs of ten minutes; bars are 95% intervals, clustered by user. Source: bench/learning.json", 11, color="#666"),
     ]
     for row, run in enumerate(runs):
         y = TOP + ROW * row + ROW / 2
         out.append(text(16, y + 4, f"{run['users']} users, {run['seed']}", 12))
-    for place, (field, title, when, color) in enumerate(PANELS):
+    for place, (field, title, what, color, (low_end, high_end), ticks, digits) in enumerate(PANELS):
         left = LEFT + place * (PANEL + GAP)
 
-        def x(value, left=left):
-            return left + (value - LOW) / (HIGH - LOW) * PANEL
+        def x(value, left=left, low_end=low_end, high_end=high_end):
+            return left + (value - low_end) / (high_end - low_end) * PANEL
 
-        out += [text(left, 54, f"… {title}", 13, color=color, weight="bold"), text(left, 72, when, 11, color="#666")]
-        for tick in TICKS:
+        out += [text(left, 54, title, 13, color=color, weight="bold"), text(left, 72, what, 11, color="#666")]
+        for tick in ticks:
             out.append(line(x(tick), TOP - 6, x(tick), bottom, "#888" if tick == 0 else "#e4e4e4", 1.2 if tick == 0 else 1))
-            label = "0" if tick == 0 else f"{tick:+.2f}".replace("-", "−")
+            label = "0" if tick == 0 else f"{tick:+.{digits}f}".replace("-", "−")
             out.append(text(x(tick), bottom + 16, label, 10, "middle", "#666"))
         for row, run in enumerate(runs):
             value, low, high = run[field]
