@@ -11,10 +11,11 @@ state=$(mktemp -d "$out/state-XXXXXX")
 export SPRINGTIDE__STATE_DIR=$state
 call() { "$springtide" --config demo/completion.toml "$@"; }
 
-call up --demo -- --users "$users" --seed "$seed" --minutes "$minutes" --reference-pauses 0 --demonstrations \
+# not by `call`: the signal below must reach the program and not a shell
+"$springtide" --config demo/completion.toml up --demo -- --users "$users" --seed "$seed" --minutes "$minutes" --reference-pauses 0 --demonstrations \
     --report "$out/report.json" >"$out/up.log" 2>&1 &
 up=$!
-trap 'kill -INT $up 2>/dev/null; wait $up || true; rm -rf "$state"' EXIT
+trap 'kill -TERM $up 2>/dev/null; wait $up || true; rm -rf "$state"' EXIT
 until grep -q "the demo is over" "$out/up.log"; do
     kill -0 $up || { tail "$out/up.log"; exit 1; }
     sleep 2
