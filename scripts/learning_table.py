@@ -48,6 +48,8 @@ def loop(users, seed, report):
     ledger, waits = report["ledger"], report["feedback_to_serving_seconds"]
     answered = ledger["generations"] - ledger["held_out"] - ledger["censored"]
     entropy = [step["entropy"] for step in report["steps_taken"] if step["entropy"] is not None]
+    if not entropy:
+        sys.exit(f"{users}, seed {seed}: the run made no step")
     tenth = max(len(entropy) // 10, 1)
     first, last = (sum(part) / len(part) for part in (entropy[:tenth], entropy[-tenth:]))
     shown = (f"{100 * report['arms'][arm]['show_rate']:.0f}%" for arm in ("learner", "champion", "base"))
