@@ -85,6 +85,8 @@ pub struct Settings {
     pub surface: Surface,
     /// Where the report is written by default.
     pub state_dir: PathBuf,
+    /// How the learning arm is served.
+    pub learning: Served,
     /// How the arm that follows is served.
     pub following: Served,
     /// Rebuilds a version from the policy store.
@@ -231,6 +233,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         minutes: args.minutes,
         rate: args.rate(),
         temperature: args.temperature,
+        learning: settings.learning,
         following: settings.following,
         control: args.control,
         users: args.corpus.users,
@@ -445,6 +448,7 @@ mod tests {
                 base: PathBuf::new(),
                 surface: surface(0.75, -0.25, Some(0.0)),
                 state_dir: PathBuf::new(),
+                learning: Served::default(),
                 following: Served::default(),
                 load_version: LoadVersion(Arc::new(|_| Box::pin(async { Err(anyhow!("there is no store")) }))),
                 console: Console {

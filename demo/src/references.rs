@@ -71,6 +71,23 @@ pub struct Paired {
 }
 
 impl References {
+    /// All comparisons but that with the oracle, which knows what will be typed: no policy beats it.
+    pub fn of_the_base(&self) -> impl Iterator<Item = &Comparison> {
+        let oracle = Policy::Oracle.name(0.0);
+        self.comparisons
+            .iter()
+            .filter(move |comparison| comparison.name != oracle)
+    }
+
+    /// With the way of serving the base that earns most at the pauses of all users outside the frozen arm, in
+    /// the last third. `None`: nobody was outside it.
+    pub fn best(&self) -> Option<&Comparison> {
+        let users_minus =
+            |comparison: &&Comparison| comparison.together.reward.map_or(f64::INFINITY, |reward| reward.mean);
+        self.of_the_base()
+            .min_by(|a, b| users_minus(a).total_cmp(&users_minus(b)))
+    }
+
     /// For the terminal: the learning arm minus each reference.
     pub fn table(&self) -> String {
         let mut text = format!(

@@ -57,6 +57,13 @@ fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
              (demo/session.toml is a configuration with a surface of sessions)"
         )
     })?;
+    let served = |alias: &str| {
+        let arm = config.release.arms.iter().find(|arm| arm.alias == alias);
+        arm.map_or_else(demo::Served::default, |arm| demo::Served {
+            temperature_max: arm.temperature_max,
+            probability_min: arm.probability_min,
+        })
+    };
     let url = |url: String| url.trim_end_matches('/').to_owned();
     Ok(demo::Settings {
         serve_url: url(config.serve_url()),
@@ -75,14 +82,8 @@ fn settings(app: &App, name: &str) -> anyhow::Result<demo::Settings> {
             horizon_seconds: surface.horizon_seconds,
         },
         state_dir: config.state_dir.clone(),
-        following: {
-            let mut arms = config.release.arms.iter();
-            let following = arms.find(|arm| arm.alias == "champion");
-            following.map_or_else(demo::Served::default, |arm| demo::Served {
-                temperature_max: arm.temperature_max,
-                probability_min: arm.probability_min,
-            })
-        },
+        learning: served("learner"),
+        following: served("champion"),
         load_version: load_version(app.config.clone()),
         console: demo::Console {
             has_screen: console::has_screen,

@@ -1,78 +1,98 @@
 //! What a run showed, in words. Pure.
 
+use std::cmp::Ordering;
+
 use report::{
     Interval,
     number::{decimal, interval, percent, range, signed},
 };
 
-use super::{Parameters, RunReport};
-use crate::stats::{FOLLOWING, FROZEN, LEARNING};
+use super::{Parameters, RunReport, Served};
+use crate::{
+    references::{Comparison, References},
+    stats::{FOLLOWING, FROZEN, LEARNING},
+};
 
-/// What the intervals allow to say.
+/// The heading of a report, and whether it is good news.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Conclusion {
-    /// Too little happened for an interval.
-    Unknown,
-    /// More reward and more accepted suggestions.
-    Learned,
-    /// More reward. Whether more suggestions were accepted is not clear.
-    EarnsMore,
-    /// More reward, but fewer accepted suggestions.
-    DeclinesMore,
-    Unclear,
-    Worse,
+pub struct Conclusion {
+    pub title: &'static str,
+    pub tone: Tone,
 }
 
-/// From learning arm minus frozen arm: reward per pause, and accepts per 100 pauses.
-fn conclude(reward: Option<Interval>, accepts: Option<Interval>) -> Conclusion {
-    match reward {
-        None => Conclusion::Unknown,
-        Some(reward) if reward.is_below_zero() => Conclusion::Worse,
-        Some(reward) if !reward.is_above_zero() => Conclusion::Unclear,
-        Some(_) => match accepts {
-            Some(accepts) if accepts.is_below_zero() => Conclusion::DeclinesMore,
-            Some(accepts) if accepts.is_above_zero() => Conclusion::Learned,
-            _ => Conclusion::EarnsMore,
-        },
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    Good,
+    Open,
+    Bad,
+}
+
+/// What the intervals allow to say. `right`: the last version's capability minus the base's. `earned`:
+/// the reward of all users outside the frozen arm minus what the base in its best way would have earned
+/// them. Neither grows because the policy is silent more often.
+fn conclude(right: Option<Interval>, earned: Option<Interval>) -> Conclusion {
+    use Ordering::{Equal as Unclear, Greater as Up, Less as Down};
+    use Tone::{Bad, Good, Open};
+    let (title, tone) = match (right.map(side_of_zero), earned.map(side_of_zero)) {
+        (None, _) | (_, None) => ("Too little was measured to tell", Open),
+        (Some(Up), Some(Up)) => ("It learned, and users earn more", Good),
+        (Some(Up), Some(Unclear)) => ("It learned", Good),
+        (Some(Up), Some(Down)) => ("It learned, but users earn less", Open),
+        (Some(Unclear), Some(Up)) => ("Users earn more; whether it learned is not clear", Good),
+        (Some(Unclear), Some(Unclear)) => ("No clear difference", Open),
+        (Some(Unclear), Some(Down)) => ("Users earn less; whether it learned is not clear", Bad),
+        (Some(Down), Some(Up)) => ("Users earn more, but it is right less often", Open),
+        (Some(Down), Some(Unclear | Down)) => ("It got worse", Bad),
+    };
+    Conclusion { title, tone }
+}
+
+/// Equal: the interval contains 0.
+fn side_of_zero(interval: Interval) -> Ordering {
+    if interval.is_above_zero() {
+        Ordering::Greater
+    } else if interval.is_below_zero() {
+        Ordering::Less
+    } else {
+        Ordering::Equal
     }
 }
 
 impl RunReport {
     pub fn conclusion(&self) -> Conclusion {
-        conclude(self.difference, self.difference_accepts_per_100)
+        conclude(
+            self.right_per_100(),
+            self.earned().and_then(|best| best.together.reward),
+        )
     }
 
-    pub fn title(&self) -> &'static str {
-        match self.conclusion() {
-            Conclusion::Unknown => "Too little happened to tell",
-            Conclusion::Learned => "It learned",
-            Conclusion::EarnsMore => "It earns more; whether it is right more often is not clear",
-            Conclusion::DeclinesMore => "It learned to decline rather than to be right",
-            Conclusion::Unclear => "No clear difference",
-            Conclusion::Worse => "It got worse",
-        }
+    /// Of 100 pauses of other users, those at which the last version is right, minus the base's.
+    fn right_per_100(&self) -> Option<Interval> {
+        self.references.as_ref()?.capability.as_ref()?.right_per_100
+    }
+
+    /// All users outside the frozen arm against the base in its best way, in the last third.
+    fn earned(&self) -> Option<&Comparison> {
+        self.references.as_ref()?.best()
     }
 
     /// One line for the terminal.
     pub fn summary(&self) -> String {
         let [learning, _, frozen] = self.all_arms();
-        let difference = |of: Option<Interval>| {
-            of.map_or("no difference measured".to_owned(), |difference| {
+        let difference = |of: Option<Interval>, served: Served| {
+            let reward = of.map_or("no difference measured".to_owned(), |difference| {
                 let Interval { mean, ci95 } = difference;
                 let (mean, ends) = (signed(Some(mean), 3), range(Some(ci95), 3));
                 format!("{mean} reward per pause over {FROZEN} (95% {ends})")
-            })
+            });
+            let otherwise = self.served_otherwise(served).map_or("", |_| ", served in another way");
+            reward + otherwise
         };
         format!(
             "{}: {LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
-            self.title(),
-            difference(self.difference),
-            difference(self.following_difference)
-                + if self.served_otherwise().is_some() {
-                    ", served in another way"
-                } else {
-                    ""
-                },
+            self.conclusion().title,
+            difference(self.difference, self.parameters.learning),
+            difference(self.following_difference, self.parameters.following),
             decimal(learning.accepts_per_100, 1),
             decimal(frozen.accepts_per_100, 1),
             percent(learning.show_rate, 0),
@@ -83,7 +103,7 @@ impl RunReport {
     /// The result in sentences, for the top of the page.
     pub fn sentences(&self) -> Vec<String> {
         let [learning, following, frozen] = self.all_arms();
-        let mut sentences = Vec::new();
+        let mut sentences = self.what_was_learned();
         match self.difference {
             Some(difference) => sentences.push(format!(
                 "Per pause, the learning arm ({LEARNING}) earned {:.3} {} than the frozen arm ({FROZEN}). The 95% interval \
@@ -106,7 +126,18 @@ impl RunReport {
                 following.n + frozen.n,
                 following.users + frozen.users,
             ));
-            sentences.extend(self.served_otherwise());
+        }
+        let Parameters {
+            learning: exploring,
+            following,
+            ..
+        } = &self.parameters;
+        for (arm, served) in [(LEARNING, exploring), (FOLLOWING, following)] {
+            if let Some(ways) = self.served_otherwise(*served) {
+                sentences.push(format!(
+                    "{arm} {ways}. So its difference from {FROZEN} is of version and way of serving together."
+                ));
+            }
         }
         let difference = self
             .difference_accepts_per_100
@@ -127,44 +158,59 @@ impl RunReport {
         sentences
     }
 
-    /// The arm that follows is served in another way than the frozen arm: a part of its difference is no
-    /// learning.
-    fn served_otherwise(&self) -> Option<String> {
-        let Parameters {
-            following, temperature, ..
-        } = &self.parameters;
-        let colder = following
-            .temperature_max
-            .filter(|bound| *bound < f64::from(*temperature));
+    /// What the heading says, with its figures.
+    fn what_was_learned(&self) -> Vec<String> {
+        let capability = self
+            .references
+            .as_ref()
+            .and_then(|references| references.capability.as_ref());
+        let right = capability.and_then(|of| {
+            let of_100 = |interval: Option<Interval>| decimal(interval.map(|interval| interval.mean), 1);
+            Some(format!(
+                "At pauses of users on whom nothing was trained, the last version's greedy text is right at {} of 100, the \
+                 base's at {}; difference {}.",
+                of_100(of.version_right_per_100),
+                of_100(of.base_right_per_100),
+                interval(Some(of.right_per_100?), 1),
+            ))
+        });
+        let earned = self.earned().and_then(|best| {
+            Some(format!(
+                "In the last third, all users outside {FROZEN} together, minus what “{}” would have earned at the same \
+                 pauses: {} reward per pause.",
+                best.name,
+                interval(Some(best.together.reward?), 3),
+            ))
+        });
+        right.into_iter().chain(earned).collect()
+    }
+
+    /// How an arm is served in another way than the frozen arm: that part of its difference is no learning.
+    fn served_otherwise(&self, served: Served) -> Option<String> {
+        let temperature = self.parameters.temperature;
+        let colder = served.temperature_max.filter(|bound| *bound < f64::from(temperature));
         let colder = colder.map(|bound| format!("is sampled at a temperature of at most {bound}, not {temperature}"));
-        let surer = following
+        let surer = served
             .probability_min
             .map(|bound| format!("shows no text whose probability is below {bound}"));
         let ways = [colder, surer].into_iter().flatten().collect::<Vec<_>>();
-        (!ways.is_empty()).then(|| {
-            format!(
-                "{FOLLOWING} {}. So its difference from {FROZEN} is of version and way of serving together.",
-                ways.join(" and ")
-            )
-        })
+        (!ways.is_empty()).then(|| ways.join(" and "))
     }
 
     /// What a reader should know before believing more than the result says.
     pub fn not_reached(&self) -> Vec<String> {
-        let comparisons = self.references.iter().flat_map(|references| &references.comparisons);
-        // The oracle knows what will be typed, so no policy beats it.
-        let references = comparisons.filter(|comparison| !comparison.name.starts_with("oracle"));
-        let mut points: Vec<String> = references
+        let comparisons = self.references.iter().flat_map(References::of_the_base);
+        let mut points: Vec<String> = comparisons
             .filter_map(|comparison| {
-                let reward = comparison.thirds.last()?.reward?;
-                let result = match reward {
-                    _ if reward.is_above_zero() => return None,
-                    _ if reward.is_below_zero() => "still earned more on the same pauses",
-                    _ => "is not clearly beaten on the same pauses",
+                let reward = comparison.together.reward?;
+                let result = match side_of_zero(reward) {
+                    Ordering::Greater => return None,
+                    Ordering::Less => "still earned more on the same pauses",
+                    Ordering::Equal => "is not clearly beaten on the same pauses",
                 };
                 let (name, difference) = (&comparison.name, interval(Some(reward), 3));
                 Some(format!(
-                    "“{name}” {result}. Last third, learning arm minus this: {difference}."
+                    "“{name}” {result}. Last third, all users outside {FROZEN} minus this: {difference}."
                 ))
             })
             .collect();
@@ -220,16 +266,13 @@ impl RunReport {
             signed(Some(from_showing), 3),
             if from_showing < 0.0 { "more" } else { "less" },
         );
-        let meaning = if self.conclusion() == Conclusion::DeclinesMore {
-            "Accepted suggestions clearly fell. It earned more only because it showed fewer wrong suggestions."
-        } else if accepts.is_below_zero() && reward.mean > 0.0 {
-            "Accepted suggestions clearly fell. If there is a gain, it comes from showing less."
-        } else if accepts.is_above_zero() {
-            "Accepted suggestions clearly rose: it is right more often, and does not only decline more often."
-        } else if accepts.is_below_zero() {
-            "Accepted suggestions clearly fell."
-        } else {
-            "This run does not show whether accepted suggestions rose or fell."
+        let meaning = match side_of_zero(accepts) {
+            Ordering::Greater => "Accepted suggestions clearly rose.",
+            Ordering::Less if from_showing > 0.0 && reward.mean > 0.0 => {
+                "Accepted suggestions clearly fell. The gain comes from showing fewer wrong suggestions."
+            }
+            Ordering::Less => "Accepted suggestions clearly fell.",
+            Ordering::Equal => "This run does not show whether accepted suggestions rose or fell.",
         };
         Some(format!("{parts} {meaning}"))
     }
@@ -261,65 +304,83 @@ mod tests {
     }
 
     #[test]
-    fn the_conclusion_follows_the_intervals() {
-        let (gain, loss, none) = (interval(0.01, 0.05), interval(-0.05, -0.01), interval(-0.01, 0.05));
-        assert_eq!(conclude(None, None), Conclusion::Unknown);
-        assert_eq!(conclude(gain, gain), Conclusion::Learned);
-        assert_eq!(conclude(gain, none), Conclusion::EarnsMore);
-        assert_eq!(conclude(gain, None), Conclusion::EarnsMore);
-        assert_eq!(conclude(gain, loss), Conclusion::DeclinesMore);
-        assert_eq!(conclude(none, loss), Conclusion::Unclear);
-        assert_eq!(conclude(interval(0.0, 0.05), gain), Conclusion::Unclear);
-        assert_eq!(conclude(loss, gain), Conclusion::Worse);
+    fn the_heading_is_of_what_the_text_can_do_and_of_what_users_earn() {
+        let (up, down, unclear) = (interval(0.01, 0.05), interval(-0.05, -0.01), interval(-0.01, 0.05));
+        let title = |right, earned| conclude(right, earned).title;
+        assert_eq!(title(up, up), "It learned, and users earn more");
+        assert_eq!(title(up, interval(0.0, 0.05)), "It learned");
+        assert_eq!(title(up, down), "It learned, but users earn less");
+        assert_eq!(title(unclear, up), "Users earn more; whether it learned is not clear");
+        assert_eq!(title(unclear, unclear), "No clear difference");
+        assert_eq!(title(unclear, down), "Users earn less; whether it learned is not clear");
+        assert_eq!(title(down, up), "Users earn more, but it is right less often");
+        assert_eq!(title(down, unclear), "It got worse");
+        assert_eq!(title(down, down), "It got worse");
+        for (right, earned) in [(None, up), (up, None), (None, None)] {
+            assert_eq!(title(right, earned), "Too little was measured to tell");
+        }
+        assert_eq!(conclude(unclear, down).tone, Tone::Bad);
+        assert_eq!(conclude(up, up).tone, Tone::Good);
+    }
+
+    #[test]
+    fn an_arm_that_only_shows_less_did_not_learn() {
+        let mut silent = report(interval(0.01, 0.05), interval(1.0, 3.0));
+        let references = silent.references.as_mut().unwrap();
+        references.capability.as_mut().unwrap().right_per_100 = interval(-0.9, 0.6);
+        for comparison in &mut references.comparisons {
+            comparison.together.reward = interval(-0.02, 0.01);
+        }
+        assert_eq!(silent.conclusion().title, "No clear difference");
+        let words = silent.sentences();
+        assert!(words[0].contains("difference −0.2 (95% −0.9 … +0.6)"), "{words:?}");
+        assert!(
+            words[1].contains("reward per pause") && words[1].contains("−0.005"),
+            "{words:?}"
+        );
     }
 
     #[test]
     fn a_gain_from_showing_less_is_called_that() {
-        let declines_more = report(interval(0.01, 0.05), interval(-6.0, -2.0));
-        let words = declines_more.sentences().join(" ");
-        assert_eq!(declines_more.title(), "It learned to decline rather than to be right");
+        let words = report(interval(0.01, 0.05), interval(-6.0, -2.0)).sentences().join(" ");
         assert!(words.contains("earned 0.030 more"), "{words}");
         assert!(
             words.contains("Of +0.030, −0.040 comes from accepts and +0.070 from showing less."),
             "{words}"
         );
-        assert!(
-            words.contains("only because it showed fewer wrong suggestions"),
-            "{words}"
-        );
-
-        let unclear = report(interval(-0.01, 0.03), interval(-6.0, -2.0));
-        assert_eq!(unclear.title(), "No clear difference");
-        assert!(
-            unclear
-                .sentences()
-                .join(" ")
-                .contains("If there is a gain, it comes from showing less.")
-        );
-    }
-
-    #[test]
-    fn more_accepts_are_called_learning() {
-        let learned = report(interval(0.01, 0.05), interval(1.0, 3.0));
-        assert!(learned.sentences().join(" ").contains("clearly rose"));
-        let summary = learned.summary();
-        assert!(
-            summary
-                .starts_with("It learned: learner +0.030 reward per pause over base (95% +0.010 … +0.050), champion +"),
-            "{summary}"
-        );
-    }
-
-    #[test]
-    fn a_loss_is_called_a_loss() {
-        let worse = report(interval(-0.05, -0.01), interval(-3.0, -1.0));
-        let words = worse.sentences().join(" ");
-        assert_eq!(worse.title(), "It got worse");
+        assert!(words.contains("The gain comes from showing fewer wrong"), "{words}");
+        let words = report(interval(-0.05, -0.01), interval(-3.0, -1.0))
+            .sentences()
+            .join(" ");
         assert!(
             words.contains("earned 0.030 less") && words.contains("Accepted suggestions clearly fell."),
             "{words}"
         );
-        assert!(!words.contains("a gain"), "{words}");
+        assert!(!words.contains("The gain"), "{words}");
+    }
+
+    #[test]
+    fn an_arm_that_is_served_in_another_way_is_named() {
+        let mut report = report(interval(0.01, 0.05), interval(1.0, 3.0));
+        assert!(
+            !report.summary().contains("served in another way"),
+            "{}",
+            report.summary()
+        );
+        report.parameters.learning.probability_min = Some(0.01);
+        report.parameters.temperature = 1.0;
+        report.parameters.following.temperature_max = Some(0.0);
+        let summary = report.summary();
+        assert_eq!(summary.matches("served in another way").count(), 2, "{summary}");
+        let words = report.sentences().join(" ");
+        assert!(
+            words.contains("learner shows no text whose probability is below 0.01."),
+            "{words}"
+        );
+        assert!(
+            words.contains("champion is sampled at a temperature of at most 0, not 1."),
+            "{words}"
+        );
     }
 
     #[test]
@@ -346,7 +407,7 @@ mod tests {
             Comparison {
                 name: name.to_owned(),
                 whole: paired(None),
-                thirds: vec![paired(interval(-0.5, -0.4)), paired(last)],
+                thirds: vec![paired(interval(-0.5, -0.4))],
                 together: paired(last),
             }
         };
@@ -354,7 +415,7 @@ mod tests {
             ("base, greedy", interval(0.02, 0.03)),
             ("base, best threshold", interval(-0.02, -0.01)),
             ("another", interval(-0.01, 0.01)),
-            ("oracle", interval(-0.2, -0.1)),
+            ("oracle: greedy, only where right", interval(-0.2, -0.1)),
         ];
         let mut report = sample::report();
         report.references = Some(References {
@@ -364,8 +425,8 @@ mod tests {
         let points = report.not_reached();
         assert_eq!(
             points[0],
-            "“base, best threshold” still earned more on the same pauses. Last third, learning arm minus this: \
-             −0.015 (95% −0.020 … −0.010)."
+            "“base, best threshold” still earned more on the same pauses. Last third, all users outside base \
+             minus this: −0.015 (95% −0.020 … −0.010)."
         );
         assert!(points[1].starts_with("“another” is not clearly beaten"), "{points:?}");
         assert!(

@@ -89,6 +89,8 @@ pub struct Parameters {
     pub minutes: f64,
     pub rate: f64,
     pub temperature: f32,
+    /// How the learning arm is served.
+    pub learning: Served,
     /// How the arm that follows is served.
     pub following: Served,
     /// Answers were permuted: there was nothing to learn.

@@ -157,7 +157,7 @@ fn references(outcomes: &[Outcome]) -> References {
         ("base, T = 1", 0.93, 0.34),
         ("base, greedy", 0.93, 0.41),
         ("base, greedy, best threshold", 0.62, 0.58),
-        ("oracle", 0.75, 1.0),
+        ("oracle: greedy, only where right", 0.75, 1.0),
     ];
     let policies = policies.map(|(name, show, right)| {
         let observations = (0..2000).map(|nth| Observation {

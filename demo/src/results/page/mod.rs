@@ -11,7 +11,7 @@ use report::{
     page::{self, Tile, section},
 };
 
-use super::{RunReport, conclusion::Conclusion};
+use super::{RunReport, conclusion::Tone};
 use crate::stats::{FOLLOWING, FROZEN, LEARNING};
 
 /// Styles of this report only.
@@ -30,14 +30,15 @@ impl RunReport {
             (self.ledger_section())
             (self.run_section())
         };
-        page::document(&format!("Springtide: {}", self.title()), STYLE, &body)
+        page::document(&format!("Springtide: {}", self.conclusion().title), STYLE, &body)
     }
 
     fn top(&self) -> Markup {
-        let tone = match self.conclusion() {
-            Conclusion::Learned | Conclusion::EarnsMore => "good",
-            Conclusion::DeclinesMore | Conclusion::Unclear | Conclusion::Unknown => "open",
-            Conclusion::Worse => "bad",
+        let conclusion = self.conclusion();
+        let tone = match conclusion.tone {
+            Tone::Good => "good",
+            Tone::Open => "open",
+            Tone::Bad => "bad",
         };
         let p = &self.parameters;
         let seconds = self.started_at.get(..19).unwrap_or(&self.started_at).replace('T', " ");
@@ -48,7 +49,7 @@ impl RunReport {
                     "Springtide · policy " (p.policy) " · " (seconds) " UTC · "
                     (decimal(Some(self.seconds / 60.0), 1)) " min · seed " (p.seed)
                 }
-                h1 { (self.title()) "." }
+                h1 { (conclusion.title) "." }
                 @for sentence in self.sentences() { p .lead { (sentence) } }
                 (self.tiles())
                 p .legend {
