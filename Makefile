@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -190,6 +190,10 @@ chaos-delta: stack ## damaged stores, wrong bases, broken deltas, replicas kille
 learn: build ## whether it learns, with the settings of make up: 5 seeds, both kinds of users, 10 minutes each (2 hours); USERS= SEEDS= MINUTES= ARGS=
 	scripts/learn.sh $(SPRINGTIDE) "$(or $(USERS),house plain)" "$(or $(SEEDS),11 12 13 14 15)" $(or $(MINUTES),10) $(ARGS)
 	scripts/learning_table.py .springtide/learn .springtide/learn.json $(or $(SEEDS),11 12 13 14 15)
+
+learn-hours: build ## two hours of learning, by period and along the run (2 hours); USERS= SEED= ARGS='--corpus DIR'
+	scripts/learn.sh $(SPRINGTIDE) $(or $(USERS),house) $(or $(SEED),41) 120 --capability-points 12 $(ARGS)
+	scripts/learning_hours.py .springtide/learn-hours.json .springtide/learn/$(or $(USERS),house)-$(or $(SEED),41).json
 
 typed: build ## what users type as a second teacher, apart from accepts and rejects: a live demo, a supervised run, three evaluations (10 minutes); USERS= SEED= MINUTES=
 	scripts/typed.sh $(SPRINGTIDE) "$(or $(USERS),house)" "$(or $(SEED),31)" $(or $(MINUTES),5) .springtide/typed
