@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Charts bench/learning-hours.json: what versions can do and what users earn, against what was trained on.
 
-usage: chart_learning_hours.py learning-hours.json learning-hours.svg
+usage: chart_learning_hours.py learning-hours.json learning-hours.svg TITLE…
+One title for each run.
 """
 
 import json
@@ -66,7 +67,7 @@ def reward(run, left, top):
     return [text(left, top - 12, "Reward per pause of all users outside base, by six minutes", 12, color=REWARD_COLOR), *panel.out]
 
 
-def main(source, target):
+def main(source, target, *titles):
     runs = json.load(open(source, encoding="utf-8"))
     bottom = TOP + 2 * HEIGHT + GAP
     out = [
@@ -75,10 +76,11 @@ def main(source, target):
         text(16, 26, "Two hours of accepts and rejects, against trajectories trained on", 16, weight="bold"),
         text(16, bottom + 54, "Gray: base. Bars: 95% intervals of the difference, clustered by user. Source: bench/learning-hours.json", 11, color="#666"),
     ]
-    names = {"house": "House users", "plain": "Python's standard library, which the base has never seen"}
-    for place, run in enumerate(runs):
+    if len(titles) != len(runs):
+        sys.exit(f"{source} has {len(runs)} runs: give as many titles")
+    for place, (title, run) in enumerate(zip(titles, runs)):
         left = LEFT + place * (PANEL + GAP)
-        out.append(text(left, 50, names[run["users"]], 13, weight="bold"))
+        out.append(text(left, 50, title, 13, weight="bold"))
         out += capability(run, left, TOP)
         out += reward(run, left, TOP + HEIGHT + GAP - 20)
     out.append("</svg>")
@@ -87,4 +89,4 @@ def main(source, target):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

@@ -71,7 +71,8 @@ pub struct Paired {
 }
 
 impl References {
-    /// All comparisons but that with the oracle, which knows what will be typed: no policy beats it.
+    /// All comparisons but that with the oracle, which knows what will be typed: no way of serving
+    /// the base's greedy text beats it.
     pub fn of_the_base(&self) -> impl Iterator<Item = &Comparison> {
         let oracle = Policy::Oracle.name(0.0);
         self.comparisons

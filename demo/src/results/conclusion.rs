@@ -9,7 +9,7 @@ use report::{
 
 use super::{Parameters, RunReport, Served};
 use crate::{
-    references::{Comparison, References},
+    references::{Capability, Comparison, References},
     stats::{FOLLOWING, FROZEN, LEARNING},
 };
 
@@ -61,14 +61,14 @@ fn side_of_zero(interval: Interval) -> Ordering {
 impl RunReport {
     pub fn conclusion(&self) -> Conclusion {
         conclude(
-            self.right_per_100(),
+            self.capability().and_then(|capability| capability.right_per_100),
             self.earned().and_then(|best| best.together.reward),
         )
     }
 
-    /// Of 100 pauses of other users, those at which the last version is right, minus the base's.
-    fn right_per_100(&self) -> Option<Interval> {
-        self.references.as_ref()?.capability.as_ref()?.right_per_100
+    /// Of the last version.
+    fn capability(&self) -> Option<&Capability> {
+        self.references.as_ref()?.capability.as_ref()
     }
 
     /// All users outside the frozen arm against the base in its best way, in the last third.
@@ -89,8 +89,12 @@ impl RunReport {
             reward + otherwise
         };
         format!(
-            "{}: {LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
+            "{}. {}{LEARNING} {}, {FOLLOWING} {}; accepts per 100 pauses {} against {}; shown {} against {}",
             self.conclusion().title,
+            self.what_was_learned()
+                .into_iter()
+                .map(|sentence| sentence + " ")
+                .collect::<String>(),
             difference(self.difference, self.parameters.learning),
             difference(self.following_difference, self.parameters.following),
             decimal(learning.accepts_per_100, 1),
@@ -160,11 +164,7 @@ impl RunReport {
 
     /// What the heading says, with its figures.
     fn what_was_learned(&self) -> Vec<String> {
-        let capability = self
-            .references
-            .as_ref()
-            .and_then(|references| references.capability.as_ref());
-        let right = capability.and_then(|of| {
+        let right = self.capability().and_then(|of| {
             let of_100 = |interval: Option<Interval>| decimal(interval.map(|interval| interval.mean), 1);
             Some(format!(
                 "At pauses of users on whom nothing was trained, the last version's greedy text is right at {} of 100, the \
