@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-migrate bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -329,10 +329,6 @@ bench-poison: stack ## what attackers make a small policy learn, with caps and w
 bench-expiry: stack ## old weeks are dropped beside a long reader and honest traffic (10⁷: 20 minutes and 15 GB of disk); ROWS=10000000
 	SPRINGTIDE_EXPIRY_ROWS=$(or $(ROWS),10000000) SPRINGTIDE_EXPIRY_JSON=$(abspath $(TARGET))/bench/expiry.json \
 	  cargo test $(WORKSPACE) --test it expiry:: -- --nocapture
-
-bench-migrate: stack ## an old database with many generations is migrated: seconds, locks, waits, disk (10⁷: half an hour and 15 GB); ROWS=10000000
-	SPRINGTIDE_MIGRATE_ROWS=$(or $(ROWS),10000000) SPRINGTIDE_MIGRATE_JSON=$(abspath $(TARGET))/bench/migrate.json \
-	  cargo test $(WORKSPACE) --test it upgrade::rows -- --nocapture
 
 bench-arms: stack ## arms change under load: seconds until they are in force, failed requests, chi-squares; USERS=3000
 	SPRINGTIDE_ARMS_USERS=$(or $(USERS),3000) cargo test $(WORKSPACE) --test it arms:: -- --nocapture

@@ -95,5 +95,3 @@ mod tls;
 #[cfg(feature = "torch")]
 mod trainer;
 mod up;
-#[cfg(feature = "torch")]
-mod upgrade;
