@@ -189,7 +189,7 @@ chaos-delta: stack ## damaged stores, wrong bases, broken deltas, replicas kille
 
 learn: build ## whether it learns, with the settings of make up: 5 seeds, both kinds of users, 10 minutes each (2 hours); USERS= SEEDS= MINUTES= ARGS=
 	scripts/learn.sh $(SPRINGTIDE) "$(or $(USERS),house plain)" "$(or $(SEEDS),11 12 13 14 15)" $(or $(MINUTES),10) $(ARGS)
-	scripts/learning_table.py .springtide/learn .springtide/learn.json $(or $(SEEDS),11 12 13 14 15)
+	scripts/learning_table.py .springtide/learn .springtide/learn.json "$(or $(USERS),house plain)" $(or $(SEEDS),11 12 13 14 15)
 
 learn-hours: build ## two hours of learning, by period and along the run (2 hours); USERS= SEED= ARGS='--corpus DIR'
 	scripts/learn.sh $(SPRINGTIDE) $(or $(USERS),house) $(or $(SEED),41) 120 --capability-points 12 $(ARGS)

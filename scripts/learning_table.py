@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """The runs of `make learn` as two tables, and their figures as JSON for the chart.
 
-usage: learning_table.py FOLDER learning.json SEED…
-FOLDER has the reports, house-11.json and so on. Those of other seeds are left out.
+usage: learning_table.py FOLDER learning.json 'KIND…' SEED…
+FOLDER has the reports, house-11.json and so on. It fails if one of these kinds and seeds is missing.
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -85,11 +84,12 @@ def figures(users, seed, report):
     }
 
 
-def main(folder, target, *seeds):
-    named = ((re.fullmatch(r"(\w+)-(\d+)\.json", path.name), path) for path in Path(folder).iterdir())
-    runs = sorted((name[1], int(name[2]), path) for name, path in named if name and name[2] in seeds)
-    if not runs:
-        sys.exit(f"{folder} has no report of the seeds {', '.join(seeds)}")
+def main(folder, target, kinds, *seeds):
+    kinds = sorted(kinds.split())
+    runs = [(users, int(seed), Path(folder) / f"{users}-{seed}.json") for users in kinds for seed in seeds]
+    missing = [path.name for _, _, path in runs if not path.exists()]
+    if missing:
+        sys.exit(f"{folder} lacks {', '.join(missing)}: run `make learn` again")
     runs = [(users, seed, json.loads(path.read_text(encoding="utf-8"))) for users, seed, path in runs]
     table(
         [

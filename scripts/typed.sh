@@ -6,6 +6,7 @@
 set -euo pipefail
 springtide=$1 users=$2 seed=$3 minutes=$4 out=$5
 mkdir -p "$out"
+rm -f "$out"/*.json # of an earlier run
 out=$(cd "$out" && pwd)
 state=$(mktemp -d "$out/state-XXXXXX")
 export SPRINGTIDE__STATE_DIR=$state

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use crate::support::{Stack, eventually};
-pub use fill::{fill, fill_history};
+pub use fill::fill;
 
 const ROWS: i64 = 100_000;
 /// Rows that a sequential scan may read. For small tables it is the right plan.
@@ -30,12 +30,8 @@ const RUN: Uuid = Uuid::from_u128(0x019a_a5e6_2f40_7abc_8def_0123_4567_89ab);
 
 /// As many as this variable says.
 pub fn rows(variable: &str) -> i64 {
-    rows_or(variable, ROWS)
-}
-
-pub fn rows_or(variable: &str, default: i64) -> i64 {
     let given = std::env::var(variable).ok();
-    given.map_or(default, |rows| rows.parse().unwrap())
+    given.map_or(ROWS, |rows| rows.parse().unwrap())
 }
 
 /// The cost of one execution.

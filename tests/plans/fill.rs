@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 
 use super::{COHORT, OPEN, QUEUED, RUN};
 
-/// Generations and what became of them. Also runs on a schema from before sessions were trajectories.
+/// Generations and what became of them.
 const HISTORY: &[&str] = &[
     "create function at(n bigint) returns timestamptz language sql immutable as
      $$ select timestamptz '{now}' - interval '56 days' * (({rows} - n)::float8 / {rows}) $$",
@@ -109,13 +109,6 @@ const SESSIONS: &[&str] = &[
 /// Every table, on the newest schema.
 pub async fn fill(pool: &PgPool, rows: i64) {
     for statements in [HISTORY, EVENTS, JUDGEMENTS, SESSIONS, &["analyze"]] {
-        execute(pool, statements, rows).await;
-    }
-}
-
-/// Only what [`HISTORY`] has, as autovacuum leaves it.
-pub async fn fill_history(pool: &PgPool, rows: i64) {
-    for statements in [HISTORY, &["vacuum (analyze)"]] {
         execute(pool, statements, rows).await;
     }
 }
