@@ -117,7 +117,8 @@ impl Adapter {
     /// # Errors
     /// If a module is missing in the model or has another shape, or merged weights are not finite.
     pub fn merge(&self, base: &Checkpoint) -> Result<Checkpoint, Error> {
-        let shapes: BTreeMap<String, [usize; 2]> = modules(&exact::config_of(base)?).collect();
+        let config = exact::config_of(base)?;
+        let shapes: BTreeMap<String, [usize; 2]> = modules(&config).collect();
         let mut merged = base.clone();
         for (module, pair) in &self.pairs {
             let refuse = |why: String| Error::Module {
@@ -137,7 +138,7 @@ impl Adapter {
             }
             let (_, scale) = self.config.of(module)?;
             let name = format!("{module}.weight");
-            let old = exact::tensor(base, &name, &[pair.outputs as i64, pair.inputs as i64])?;
+            let old = exact::tensor(base, &config, &name, &[pair.outputs as i64, pair.inputs as i64])?;
             let new = pair.added_to(&exact::to_f32(&name, old)?, scale);
             if !new.iter().all(|w| w.is_finite()) {
                 return Err(refuse("merged weights are not finite".into()));

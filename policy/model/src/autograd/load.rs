@@ -19,7 +19,7 @@ use tch::{Kind, Tensor};
 pub(super) fn parameters(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Parameters, Error> {
     let mut parameters = Parameters::new();
     for (name, shape) in config.parameter_shapes() {
-        let values = exact::to_f32(&name, exact::tensor(checkpoint, &name, &shape)?)?;
+        let values = exact::to_f32(&name, exact::tensor(checkpoint, config, &name, &shape)?)?;
         parameters.insert(name, Tensor::f_from_slice(&values)?.f_view(shape.as_slice())?);
     }
     exact::refuse_unexpected(checkpoint, config, &|name| parameters.contains_key(name))?;
@@ -41,17 +41,27 @@ pub(super) fn transformer(config: &ModelConfig, parameters: &Parameters) -> Resu
 }
 
 /// The template with the values of `parameters`, rounded to the template's dtypes (to nearest, ties
-/// to even). Files, and tensors that `parameters` does not name, are the template's.
+/// to even). Files, and tensors that `parameters` does not name, are the template's. A head of the
+/// template that `parameters` does not name is tied: it gets the embedding's values.
 pub fn checkpoint_from_f32(template: &Checkpoint, parameters: &Parameters) -> Result<Checkpoint, Error> {
     let mut tensors = template.tensors.clone();
     for (name, tensor) in parameters {
-        let old = tensors.get(name).ok_or_else(|| Error::Tensor {
-            name: name.clone(),
-            why: "is not in the template".into(),
-        })?;
         let values = Vec::<f32>::try_from(&tensor.detach().f_contiguous()?.f_view([-1i64])?)?;
-        let rounded = exact::to_dtype_of(name, old, &values)?;
-        tensors.insert(name.clone(), rounded);
+        let is_tied = name == exact::EMBEDDING && !parameters.contains_key(exact::HEAD);
+        let tied = is_tied.then_some(exact::HEAD);
+        let mut found = false;
+        for name in [name.as_str()].into_iter().chain(tied) {
+            if let Some(old) = tensors.get_mut(name) {
+                *old = exact::to_dtype_of(name, old, &values)?;
+                found = true;
+            }
+        }
+        if !found {
+            return Err(Error::Tensor {
+                name: name.clone(),
+                why: "is not in the template".into(),
+            });
+        }
     }
     Ok(Checkpoint {
         tensors,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Family;
-use crate::exact::ExactModel;
+use crate::exact::{self, ExactModel};
 use crate::golden;
 use artifact::checkpoint::Checkpoint;
 
@@ -199,7 +199,7 @@ fn routers_are_computed_in_f32_when_other_products_are_in_bf16() {
     let width = exact.logits.width();
     let apart = |row: usize| {
         let pairs = exact.logits.row(row).iter().zip(&computed[row * width..][..width]);
-        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        pairs.map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap()
     };
     // The two kinds of rounding to bf16 may move a row across a tie in a later layer.
     let close = (0..40).filter(|&row| apart(row) < 0.1).count();
@@ -241,6 +241,50 @@ fn a_checkpoint_survives_a_round_trip_through_f32_bit_for_bit() {
     let train_model = TrainModel::from_checkpoint(&checkpoint).unwrap();
     let back = checkpoint_from_f32(&checkpoint, train_model.parameters()).unwrap();
     assert_eq!(checkpoint.tensors, back.tensors);
+}
+
+#[test]
+fn a_tied_head_is_saved_like_its_embedding_under_every_name_that_the_checkpoint_has() {
+    let checkpoint = checkpoint(&config(true));
+    let embedding = checkpoint.tensors[exact::EMBEDDING].clone();
+    let mut copied = checkpoint.clone();
+    copied.tensors.insert(exact::HEAD.into(), embedding.clone());
+    let mut head_alone = copied.clone();
+    head_alone.tensors.remove(exact::EMBEDDING);
+    for given in [&copied, &head_alone] {
+        let train_model = TrainModel::from_checkpoint(given).unwrap();
+        assert_eq!(
+            &checkpoint_from_f32(given, train_model.parameters()).unwrap().tensors,
+            &given.tensors
+        );
+        let doubled = train_model
+            .parameters()
+            .iter()
+            .map(|(n, t)| (n.clone(), t * 2.0))
+            .collect();
+        let doubled = checkpoint_from_f32(given, &doubled).unwrap();
+        TrainModel::from_checkpoint(&doubled).unwrap();
+        assert_ne!(doubled.tensors[exact::HEAD], embedding);
+    }
+    // A head of its own would silently be another model.
+    let mut differing = checkpoint.clone();
+    let other = checkpoint_from_f32(
+        &copied,
+        &require_grad(TrainModel::from_checkpoint(&checkpoint).unwrap().parameters())
+            .iter()
+            .map(|(n, t)| (n.clone(), t * 2.0))
+            .collect(),
+    )
+    .unwrap();
+    differing
+        .tensors
+        .insert(exact::HEAD.into(), other.tensors[exact::HEAD].clone());
+    let refused = TrainModel::from_checkpoint(&differing).err().unwrap().to_string();
+    assert!(
+        refused.contains("lm_head.weight") && refused.contains("tie_word_embeddings"),
+        "{refused}"
+    );
+    assert!(ExactModel::from_checkpoint(&differing).is_err());
 }
 
 #[test]

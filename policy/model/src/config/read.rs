@@ -149,7 +149,7 @@ fn windows(json: &Value, convention: &Window, layers: i64) -> Result<Vec<Option<
         return types.iter().map(one).collect();
     }
     let first = match convention {
-        Window::UpperLayersIfEnabled => int_or(json, "max_window_layers", 28)?,
+        Window::UpperLayersIfEnabled => count_or(json, "max_window_layers", 28)?,
         _ => 0,
     };
     Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect())

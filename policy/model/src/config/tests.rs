@@ -2,7 +2,7 @@ use super::rope::Scaling;
 use super::*;
 use crate::golden;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn tiny() -> ModelConfig {
     ModelConfig {
@@ -121,6 +121,7 @@ fn without(json: &Value, field: &str) -> Value {
 
 #[test]
 fn a_missing_field_means_what_transformers_takes_or_is_refused_by_name() {
+    let mut refused = BTreeSet::new();
     for (model_type, fields) in defaults() {
         let mut json = complete(&model_type);
         // Twice the default, so that no default equals a value that is computed from others.
@@ -133,12 +134,20 @@ fn a_missing_field_means_what_transformers_takes_or_is_refused_by_name() {
             for field in fields.keys().filter(|&field| json[field] == fields[field]) {
                 match parsed(&without(&json, field)) {
                     Ok(defaulted) => assert_eq!(defaulted, config, "{model_type} without {field}"),
-                    Err(Error::Missing(named)) => assert_eq!(named, field, "{model_type}"),
+                    Err(Error::Missing(named)) => {
+                        assert_eq!(named, field, "{model_type}");
+                        refused.insert(named);
+                    }
                     Err(error) => panic!("{model_type} without {field}: {error}"),
                 }
             }
         }
     }
+    // Every published config.json has these.
+    let sizes = "hidden_size intermediate_size kv_lora_rank max_position_embeddings moe_intermediate_size n_routed_experts \
+                 num_experts num_experts_per_tok num_hidden_layers qk_nope_head_dim qk_rope_head_dim rms_norm_eps v_head_dim \
+                 vocab_size";
+    assert_eq!(refused, sizes.split(' ').collect::<BTreeSet<_>>());
 }
 
 #[test]
@@ -160,6 +169,17 @@ fn deepseek_and_mistral_have_the_defaults_of_transformers() {
     assert_eq!(experts.shared, 1);
     let mistral = parsed(&without(&complete("mistral"), "sliding_window")).unwrap();
     assert_eq!(mistral.windows, vec![Some(4096); 32]);
+}
+
+#[test]
+fn every_layer_has_a_window_where_the_first_windowed_layer_is_0() {
+    let mut json = complete("qwen2");
+    json["use_sliding_window"] = json!(true);
+    json["max_window_layers"] = json!(0);
+    json["layer_types"] = Value::Null;
+    let config = parsed(&json).unwrap();
+    assert_eq!(config.windows.len() as i64, config.num_hidden_layers);
+    assert!(config.windows.iter().all(Option::is_some));
 }
 
 #[test]
@@ -204,7 +224,12 @@ fn every_field_that_is_read_is_written() {
                 Value::Null => json!(2),
                 _ => json!("another"),
             };
-            let read = parsed(&changed).ok() != Some(config.clone());
+            let other = parsed(&changed).ok();
+            if let Some(other) = &other {
+                let again: Value = serde_json::from_str(&other.to_json()).unwrap();
+                assert_eq!(parsed(&again).unwrap(), *other, "{model_type}: {field}");
+            }
+            let read = other != Some(config.clone());
             let named = match field.as_str() {
                 "rope_parameters" => "rope_theta",
                 field => field,
@@ -218,8 +243,7 @@ fn every_field_that_is_read_is_written() {
 }
 
 #[test]
-fn a_config_that_an_earlier_release_wrote_keeps_its_meaning() {
-    // What the writer made before the defaults became those of transformers.
+fn a_config_with_other_values_than_the_defaults_keeps_its_meaning() {
     let earlier = json!({
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": false,
         "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 48, "initializer_range": 0.02,

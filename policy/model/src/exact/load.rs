@@ -12,6 +12,9 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+
 /// The configuration in a checkpoint's `config.json`.
 pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
     let json = checkpoint
@@ -31,7 +34,7 @@ pub(crate) fn pack_transformer(
 ) -> Result<Transformer<Parameter>, Error> {
     let mut seen = BTreeSet::new();
     let transformer = Transformer::build::<Error>(config, &mut |name: &str, shape: &[i64]| {
-        let data = tensor(checkpoint, name, shape)?;
+        let data = tensor(checkpoint, config, name, shape)?;
         seen.insert(name.to_string());
         // Routers stay f32: rounding could choose other experts.
         let compute = match is_router(name) {
@@ -55,12 +58,18 @@ pub(crate) fn pack_transformer(
     Ok(transformer)
 }
 
-/// A tensor of the checkpoint. It must have the given shape.
-pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[i64]) -> Result<&'a TensorData, Error> {
+/// A tensor of the checkpoint. It must have the given shape. A tied embedding may be saved under the
+/// name of its head alone.
+pub(crate) fn tensor<'a>(
+    checkpoint: &'a Checkpoint,
+    config: &ModelConfig,
+    name: &str,
+    shape: &[i64],
+) -> Result<&'a TensorData, Error> {
     let error = |why: String| Error::Tensor { name: name.into(), why };
-    let data = checkpoint
-        .tensors
-        .get(name)
+    let tied = || (config.tie_word_embeddings && name == EMBEDDING).then(|| checkpoint.tensors.get(HEAD));
+    let data = (checkpoint.tensors.get(name))
+        .or_else(|| tied().flatten())
         .ok_or_else(|| error("is missing from the checkpoint".into()))?;
     let have: Vec<i64> = data.shape.iter().map(|&n| n as i64).collect();
     if have != shape {
@@ -70,12 +79,22 @@ pub(crate) fn tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[i64]) 
 }
 
 /// Refuses tensors that the model would silently leave out. Tensors that [`ModelConfig::ignores`]
-/// names are allowed.
+/// names are allowed; of them, the head of a tied embedding must equal the embedding.
 pub(crate) fn refuse_unexpected(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
     expected: &dyn Fn(&str) -> bool,
 ) -> Result<(), Error> {
+    let [embedding, head] = [EMBEDDING, HEAD].map(|name| checkpoint.tensors.get(name));
+    if config.tie_word_embeddings && head.is_some() && embedding.is_some() && head != embedding {
+        return Err(Error::Tensor {
+            name: HEAD.into(),
+            why: format!(
+                "differs from {EMBEDDING}, and config.json says `tie_word_embeddings`: set it to false to use \
+                 this head, or remove this tensor to use the embedding"
+            ),
+        });
+    }
     let mut names = checkpoint.tensors.keys();
     match names.find(|name| !expected(name) && !config.ignores(name)) {
         Some(name) => Err(Error::Tensor {
