@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use artifact::checkpoint::{Checkpoint, FilePlace, HEADER_BYTES, Header};
+use artifact::delta;
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
 use artifact::sign::TrustedKeys;
@@ -13,8 +14,7 @@ use super::{Error, Store};
 const BYTES_MAX: u64 = 64 << 20;
 
 impl Store {
-    /// The named files of the checkpoint that the path to the version begins with, without tensors. A file
-    /// that it lacks is left out. Deltas on the path may have changed them since.
+    /// The named files of a version, without tensors. A file that it lacks is left out.
     pub async fn files(
         &self,
         policy: &str,
@@ -51,6 +51,19 @@ impl Store {
                 return Err(corrupt(format!("`{name}` does not match its digest")));
             }
             files.insert(name, bytes);
+        }
+        for step in &path.steps {
+            let delta = self.get_object(policy, &step.delta).await?;
+            let changed = delta::changed_files(&delta).map_err(|error| Error::Corrupt {
+                key: format!("the delta of version {}", step.to),
+                reason: error.to_string(),
+            })?;
+            for (name, bytes) in changed.into_iter().filter(|(name, _)| names.contains(&&**name)) {
+                match bytes {
+                    Some(bytes) => drop(files.insert(name, bytes)),
+                    None => drop(files.remove(&name)),
+                }
+            }
         }
         Ok(Checkpoint {
             files,

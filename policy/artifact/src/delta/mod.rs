@@ -49,6 +49,7 @@ use crate::wire;
 use apply::apply_delta;
 use frame::WEIGHTS;
 
+pub use apply::changed_files;
 pub use encode::{Changes, encode, encode_changes};
 pub use frame::Change;
 pub use frame_reader::{FRAME_WEIGHTS, FrameReader, encode_payload, frame_hash, tensor_digest};
