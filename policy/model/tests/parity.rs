@@ -116,7 +116,9 @@ fn ids(file: &SafeTensors<'_>, name: &str) -> Vec<Vec<u32>> {
 
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    // `f32::max` would ignore NaN
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    differences.max_by(f32::total_cmp).unwrap_or(0.0)
 }
 
 /// Logits of every position of the sequences, one after the other.

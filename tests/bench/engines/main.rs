@@ -387,7 +387,9 @@ async fn compare(updated: &str, fresh: &str, version: &LoadedVersion) -> anyhow:
         comparison.other_tokens += one.len().abs_diff(other.len());
         for (one, other) in one.iter().zip(&other) {
             comparison.other_tokens += usize::from(one.0 != other.0);
-            comparison.largest_difference = comparison.largest_difference.max((one.1 - other.1).abs());
+            let difference = (one.1 - other.1).abs();
+            anyhow::ensure!(difference.is_finite(), "a log-probability of {updated} or {fresh} is not finite");
+            comparison.largest_difference = comparison.largest_difference.max(difference);
         }
     }
     Ok(comparison)

@@ -170,7 +170,7 @@ pub fn score_cut(versions: &Versions, attempts: &[Attempt], error_max: f32) -> a
     }
     // of each answer, its differences from the version that is nearest, and that version
     let mut nearest: HashMap<usize, (i64, Vec<f32>)> = HashMap::new();
-    let worst = |differences: &[f32]| differences.iter().copied().fold(0.0, f32::max);
+    let worst = |differences: &[f32]| differences.iter().copied().max_by(f32::total_cmp).unwrap_or(0.0);
     for (number, indexes) in by_number {
         let model = ExactModel::from_checkpoint(&versions.checkpoint(number)?)?;
         for index in indexes {
