@@ -34,6 +34,7 @@ up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is miss
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
 	@$(TIMED) "distribution packages, libtorch, NVRTC" $(MAKE) --no-print-directory libtorch nvrtc
+	@scripts/sandboxes.sh
 	@$(TIMED) "download crates" cargo fetch --locked
 	@$(TIMED) "format, floor plan, links in the docs" $(MAKE) --no-print-directory check-tree
 	@$(TIMED) "licenses and sources of crates" $(MAKE) --no-print-directory deny
@@ -42,7 +43,7 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
 	@$(TIMED) "wheel of python/, its types and tests" env $(LINTED) $(MAKE) --no-print-directory python-test
 	@$(TIMED) "tests" env $(LINTED) $(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx \
-		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE)
+		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) $$(scripts/sandboxes.sh skip)
 	@$(TIMED) "bench-ingest, small" $(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
 		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 	@scripts/timed.sh $(TIMES) --report

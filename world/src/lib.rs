@@ -54,9 +54,9 @@ impl Default for Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
-    /// With this exit status.
+    /// With this exit status. In a sandbox also 128 + n where the signal n ended it.
     Exited(i32),
-    /// By this signal, which it sent itself.
+    /// By this signal, in a virtual machine.
     Signalled(i32),
     /// It was ended because it used more than a limit allows.
     Exceeded(Limit),

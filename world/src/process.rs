@@ -100,7 +100,8 @@ impl Sandbox {
         let ended = match ended.map_err(report)? {
             Stop::Limit(limit) => Ended::Exceeded(limit),
             Stop::Exit(status_of_bwrap) => match exit_code(status).await {
-                Some(code) => ended_with(code),
+                // For the signal n bwrap says 128 + n, as a program itself may.
+                Some(code) => Ended::Exited(code),
                 None => return Err(Error::Refused(refusal(&stderr.bytes, status_of_bwrap))),
             },
         };
@@ -235,14 +236,6 @@ async fn exit_code(status: pipe::Receiver) -> Option<i32> {
     tokio::time::timeout(DRAIN, read).await.ok()?.ok()?;
     let reports = serde_json::Deserializer::from_slice(&text).into_iter::<Report>();
     reports.flatten().find_map(|report| report.exit_code)
-}
-
-/// bwrap says 128 + n for the signal n, as shells do.
-fn ended_with(code: i32) -> Ended {
-    match code {
-        129..=192 => Ended::Signalled(code - 128),
-        code => Ended::Exited(code),
-    }
 }
 
 /// The last line that bwrap wrote. No program has run, so nothing else is there.

@@ -1,7 +1,7 @@
 //! Ways out of the sandbox, each tried by a small program that says whether it got through. Where that does
 //! no harm, the same program also runs outside, where it must get through: so each row can fail.
 
-use super::*;
+use crate::*;
 use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-use super::*;
+use crate::*;
 use world::Ended;
 use world::process::Error;
 
@@ -32,11 +32,13 @@ async fn a_program_may_use_processes_threads_and_locks_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_signal_that_ends_a_program_is_told_from_a_status() {
+async fn an_exit_status_is_what_the_program_said_or_128_and_the_signal_that_ended_it() {
     let output = run("import os; os.kill(os.getpid(), 11)", patient()).await;
-    assert_eq!(output.ended, Ended::Signalled(11));
-    let output = run("import os; os._exit(255)", patient()).await;
-    assert_eq!(output.ended, Ended::Exited(255));
+    assert_eq!(output.ended, Ended::Exited(139));
+    for status in [130, 192, 255] {
+        let output = run(&format!("import os; os._exit({status})"), patient()).await;
+        assert_eq!(output.ended, Ended::Exited(status));
+    }
 }
 
 #[tokio::test]

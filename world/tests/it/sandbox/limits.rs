@@ -1,4 +1,4 @@
-use super::*;
+use crate::*;
 use world::{Ended, Limit};
 
 const MEBIBYTE: u64 = 1 << 20;
