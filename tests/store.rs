@@ -284,7 +284,7 @@ async fn commands_list_check_keep_and_collect_the_store() {
     assert_eq!(known["delta"]["there"], true);
     let (success, stdout, stderr) = policy(&stack, &["verify", &number, "--deep"], false).await;
     assert!(success && stdout.contains("is whole"), "{stdout}{stderr}");
-    let report = json(&stack, &["fsck", "--deep", "--json"], false).await;
+    let report = json(&stack, &["fsck", "--deep", "--json"], true).await;
     assert_eq!(report["findings"].as_array().unwrap().len(), 0, "{report}");
 
     // Keep one version, and make everything older than a day.
@@ -294,7 +294,9 @@ async fn commands_list_check_keep_and_collect_the_store() {
     let (success, _, stderr) = policy(&stack, &["gc", "--grace", "5s"], true).await;
     assert!(!success && stderr.contains("ten minutes"), "{stderr}");
     age(&stack);
+    let [of_nobody, attempt, ended] = run_files(&stack, head).await;
     let would = json(&stack, &["gc", "--grace", "0s", "--dry-run", "--json"], true).await;
+    assert_eq!(would["run_files"].as_object().unwrap().len(), 2, "{would}");
     assert!(would["deleted_bytes"].as_u64().unwrap() > 0, "{would}");
     let needed: Vec<i64> = would["needed"]
         .as_array()
@@ -308,10 +310,39 @@ async fn commands_list_check_keep_and_collect_the_store() {
     );
     let count = || std::fs::read_dir(objects(&stack)).unwrap().count();
     let before = count();
+    age_below(&stack.dir.path().join("store/private/run"));
     let done = json(&stack, &["gc", "--yes", "--json"], true).await;
     assert_eq!(done["deleted"].as_array().unwrap().len(), before - count());
-    let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
+    assert_eq!(done["run_files"].as_object().unwrap().len(), 1, "{done}");
+    let states = Store::open(&stack.store_url)
+        .unwrap()
+        .list_private("run")
+        .await
+        .unwrap();
+    assert!(states.contains_key(&of_nobody), "of another database");
+    assert!(states.contains_key(&ended), "its version is younger than a day");
+    assert!(!states.contains_key(&attempt));
+    let (success, stdout, stderr) = policy(&stack, &["fsck"], true).await;
     assert!(success, "{stdout}{stderr}");
+
+    // A lost version that only a run needs is found where the database can be asked.
+    let lost = head - 1;
+    let known = json(&stack, &["inspect", &lost.to_string(), "--json"], false).await;
+    std::fs::remove_file(objects(&stack).join(known["delta"]["digest"].as_str().unwrap())).unwrap();
+    let (success, stdout, stderr) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
+    assert!(success, "{stdout}{stderr}");
+    let need = "update run set status = 'paused', base_version = $1";
+    sqlx::query(need).bind(lost).execute(&stack.pool).await.unwrap();
+    let (success, stdout, _) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
+    assert!(
+        !success && stdout.contains(&format!("ERROR: version {lost}")),
+        "{stdout}"
+    );
+    let (success, stdout, _) = policy(&stack, &["fsck", "--grace", "0s"], false).await;
+    assert!(
+        success && stdout.contains("note: the database: it was not asked"),
+        "{stdout}"
+    );
 
     // Damage makes fsck fail.
     for what in ["image", "delta"] {
@@ -394,13 +425,46 @@ fn objects(stack: &Stack) -> std::path::PathBuf {
 }
 
 /// Makes all objects look two days old.
-fn age(stack: &Stack) {
-    let two_days_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
-    for entry in std::fs::read_dir(objects(stack)).unwrap() {
-        let file = std::fs::File::options()
-            .write(true)
-            .open(entry.unwrap().path())
+/// Run states: of a run that no database knows, of an attempt that made no step, and of the step that
+/// made the version before the head. The run has ended.
+async fn run_files(stack: &Stack, head: i64) -> [String; 3] {
+    let run = Uuid::now_v7();
+    let keys = [
+        format!("run/{}/0000000001-0000000001.safetensors", Uuid::now_v7()),
+        format!("run/{run}/0000000001-0000000001.safetensors"),
+        format!("run/{run}/0000000001-{:010}.safetensors", head - 1),
+    ];
+    let store = Store::open(&stack.store_url).unwrap();
+    for key in &keys {
+        store
+            .put_private(key, &bytes::Bytes::from_static(b"state"))
+            .await
             .unwrap();
-        file.set_modified(two_days_ago).unwrap();
+    }
+    let insert = "insert into run (id, kind, policy, line, status, config) values ($1, 'sft', 'demo', 'ended', 'cancelled', '{}')";
+    sqlx::query(insert).bind(run).execute(&stack.pool).await.unwrap();
+    let insert = "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
+                  values ($1, 1, $2, $2 - 1, '\\x00', '{}', $3)";
+    let insert = sqlx::query(insert).bind(run).bind(head - 1).bind(&keys[2]);
+    insert.execute(&stack.pool).await.unwrap();
+    keys
+}
+
+fn age(stack: &Stack) {
+    age_below(&objects(stack));
+}
+
+/// Makes all files of a folder two days old.
+fn age_below(folder: &Path) {
+    let two_days_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 86_400);
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => age_below(&path),
+            false => {
+                let file = std::fs::File::options().write(true).open(path).unwrap();
+                file.set_modified(two_days_ago).unwrap();
+            }
+        }
     }
 }

@@ -26,6 +26,15 @@ pub struct StoredObject {
     pub modified_at: OffsetDateTime,
 }
 
+impl StoredObject {
+    pub(super) fn of(entry: &object_store::ObjectMeta) -> Self {
+        StoredObject {
+            size_bytes: entry.size,
+            modified_at: modified(entry),
+        }
+    }
+}
+
 /// A list of everything in the store. Objects are listed before documents are read: if a version is
 /// published meanwhile, `objects` may lack its objects, but no document is missing.
 #[derive(Debug, Clone, Default)]
@@ -107,10 +116,7 @@ impl Store {
         let mut entries = self.backend.list(Some(&folder));
         while let Some(entry) = entries.try_next().await.map_err(backend("list", &folder))? {
             let digest = entry.location.filename().and_then(|name| name.parse::<Digest>().ok());
-            let stored = StoredObject {
-                size_bytes: entry.size,
-                modified_at: modified(&entry),
-            };
+            let stored = StoredObject::of(&entry);
             match digest {
                 Some(digest) => drop(found.insert(digest, stored)),
                 None => drop(foreign.insert(entry.location.to_string())),

@@ -29,7 +29,7 @@ pub enum Severity {
 pub struct Finding {
     pub severity: Severity,
     /// For programs: `manifest`, `root`, `no-path`, `spare`, `object`, `parts`, `digest`, `fold`,
-    /// `assignment`, `pin`, `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`.
+    /// `assignment`, `pin`, `fence`, `quantised`, `orphans`, `trash`, `gone`, `name`, `database`.
     pub kind: &'static str,
     /// The version, squashed delta, epoch or object.
     pub at: String,

@@ -39,6 +39,7 @@ mod revocations;
 mod squash;
 mod timestamp;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub use catalog::{Catalog, Costs, StoredObject};
 pub use documents::{Signed, manifest_digest};
 pub use fsck::{Finding, Report, Severity};
 pub use gc::{GcReport, Retention};
+pub use keys::{check_policy, policy_named_after};
 pub use materialize::Materialized;
 pub use objects::Pieces;
 pub use partial::PartialDelta;
@@ -234,6 +236,17 @@ impl Store {
     /// Deletes `private/{key}` if it exists.
     pub async fn delete_private(&self, key: &str) -> Result<(), Error> {
         self.delete(&private_key(key)?).await
+    }
+
+    /// The keys below `private/{folder}`, without `private/`.
+    pub async fn list_private(&self, folder: &str) -> Result<BTreeMap<String, StoredObject>, Error> {
+        let folder = private_key(folder)?;
+        let entries = self.backend.list(Some(&folder));
+        let named = entries.map_ok(|entry| {
+            let key = entry.location.as_ref().trim_start_matches("private/").to_owned();
+            (key, StoredObject::of(&entry))
+        });
+        named.try_collect().await.map_err(backend("list", &folder))
     }
 
     async fn delete(&self, key: &Path) -> Result<(), Error> {

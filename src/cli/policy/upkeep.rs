@@ -1,11 +1,11 @@
 //! `fsck`, `gc`, `keep`, `unkeep`, `squash`: keep the store in order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
-use store::{GcReport, Pin, SQUASH_SPANS, Severity, SquashOutcome};
+use store::{Finding, GcReport, Pin, SQUASH_SPANS, Severity, SquashOutcome};
 use time::OffsetDateTime;
 use trainer::publish::{referenced, squash};
 
@@ -55,8 +55,22 @@ pub struct Fsck {
 impl Fsck {
     pub async fn run(self, config: &Config) -> anyhow::Result<()> {
         let place = self.at.open(config).await?;
-        let keep = self.live.keep(BTreeSet::new())?;
-        let report = place.store.fsck(&place.policy, &place.keys, &keep, self.deep).await?;
+        let needed = async {
+            let pool = database::connect_now(config).await?;
+            referenced::versions(&pool, &place.store, &place.policy).await
+        };
+        let (needed, unasked) = match needed.await {
+            Ok(needed) => (needed, None),
+            Err(error) => (BTreeSet::new(), Some(error)),
+        };
+        let keep = self.live.keep(needed)?;
+        let mut report = place.store.fsck(&place.policy, &place.keys, &keep, self.deep).await?;
+        report.findings.extend(unasked.map(|error| Finding {
+            severity: Severity::Note,
+            kind: "database",
+            at: "the database".to_owned(),
+            message: format!("it was not asked which versions lines, runs and canaries need: {error:#}"),
+        }));
         self.output.print(&report, || {
             let mut text = format!(
                 "{} versions, {} squashed deltas, {} assignments, {} objects ({})\n",
@@ -122,12 +136,18 @@ impl Gc {
         };
         let keep = self.live.keep(needed().await?)?;
         let (store, policy, keys) = (&place.store, &place.policy, &place.keys);
+        let before = OffsetDateTime::now_utc() - keep.grace;
+        let spent = async |live| referenced::spent_private(&pool, store, policy, live, before).await;
         if !self.dry_run && !self.confirm.yes {
             let preview = store.collect_garbage(policy, keys, &keep, true, needed).await?;
-            eprint!("{}", text(&preview, true));
+            eprint!("{}", text(&preview, &spent(&preview.live).await?, true));
             self.confirm.ask("Delete them?")?;
         }
         let done = store.collect_garbage(policy, keys, &keep, self.dry_run, needed).await?;
+        let spent = spent(&done.live).await?;
+        for key in spent.keys().filter(|_| !self.dry_run) {
+            store.delete_private(key).await?;
+        }
         let deleted = done.deleted.iter();
         let document = json!({
             "dry_run": self.dry_run,
@@ -138,14 +158,15 @@ impl Gc {
             "needed": done.live,
             "put_back": done.restored,
             "rebuilt_parts": done.rebuilt_parts,
+            "run_files": spent,
             "kept_objects": done.kept_objects,
             "kept_bytes": done.kept_bytes,
         });
-        self.output.print(&document, || text(&done, self.dry_run))
+        self.output.print(&document, || text(&done, &spent, self.dry_run))
     }
 }
 
-fn text(done: &GcReport, dry_run: bool) -> String {
+fn text(done: &GcReport, spent: &BTreeMap<String, u64>, dry_run: bool) -> String {
     let (deleted, lost) = match dry_run {
         true => ("would be deleted", "could no longer be rebuilt"),
         false => ("deleted", "can no longer be rebuilt"),
@@ -155,6 +176,11 @@ fn text(done: &GcReport, dry_run: bool) -> String {
         done.deleted.len(),
         bytes(done.deleted_bytes()),
         done.squashed_deltas.len()
+    );
+    text += &format!(
+        "{} files of runs ({}) {deleted}: states that nothing continues from, reports of shards\n",
+        spent.len(),
+        bytes(spent.values().sum())
     );
     text += &format!(
         "{} versions {lost}: {}\n",

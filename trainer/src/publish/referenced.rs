@@ -6,6 +6,8 @@ use anyhow::Context;
 use sqlx::PgPool;
 use std::collections::{BTreeMap, BTreeSet};
 use store::Store;
+use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// Longest header of a run state that is read. Longer than safetensors allows.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
@@ -61,6 +63,55 @@ pub async fn versions(pool: &PgPool, store: &Store, policy: &str) -> anyhow::Res
         referenced.extend(base.with_context(|| format!("read the adapter's base from run state {key}"))?);
     }
     Ok(referenced)
+}
+
+/// Files of the store's private part that nothing needs any more, with their sizes: run states of attempts
+/// that made no step, those of ended runs whose version is not `live`, and shard reports that no
+/// publisher fetched. Only of this policy, and only what was written before `before`.
+pub async fn spent_private(
+    pool: &PgPool,
+    store: &Store,
+    policy: &str,
+    live: &BTreeSet<i64>,
+    before: OffsetDateTime,
+) -> anyhow::Result<BTreeMap<String, u64>> {
+    let mut spent = store.list_private(&format!("shares/{policy}")).await?;
+    let states = store.list_private("run").await?;
+    let named = states
+        .keys()
+        .filter_map(|key| Some((key.clone(), run_state::of_key(key)?)));
+    let (keys, (runs, steps)): (Vec<String>, (Vec<Uuid>, Vec<i64>)) = named.unzip();
+    let rows = sqlx::query!(
+        r#"
+        select k.key as "key!", s.version as "version?", r.status in ('succeeded', 'failed', 'cancelled') as "ended!",
+               exists (select 1 from step later where later.run_id = k.run and later.step >= k.step) as "passed!"
+        from unnest($2::text[], $3::uuid[], $4::bigint[]) as k (key, run, step)
+        join run r on r.id = k.run and r.policy = $1
+        left join step s on s.run_id = k.run and s.step = k.step and s.checkpoint_key = k.key
+        "#,
+        policy,
+        &keys,
+        &runs,
+        &steps
+    )
+    .fetch_all(pool)
+    .await
+    .context("read which steps name the run states")?;
+    for row in rows {
+        let is_spent = match row.version {
+            Some(version) => row.ended && !live.contains(&version),
+            // An active run may still commit the step that it was about to make.
+            None => row.ended || row.passed,
+        };
+        if is_spent && let Some(stored) = states.get(&row.key) {
+            spent.insert(row.key, *stored);
+        }
+    }
+    spent.retain(|_, stored| stored.modified_at < before);
+    Ok(spent
+        .into_iter()
+        .map(|(key, stored)| (key, stored.size_bytes))
+        .collect())
 }
 
 /// The base version of a run state's adapter, from the header alone.

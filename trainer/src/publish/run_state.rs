@@ -114,6 +114,13 @@ pub fn key(run: Uuid, step: i64, serial: i64) -> String {
     format!("run/{run}/{step:010}-{serial:010}.safetensors")
 }
 
+/// The run and the step in a [`key`].
+pub(super) fn of_key(key: &str) -> Option<(Uuid, i64)> {
+    let (run, file) = key.strip_prefix("run/")?.split_once('/')?;
+    let (step, _) = file.split_once('-')?;
+    Some((run.parse().ok()?, step.parse().ok()?))
+}
+
 /// The base version of the adapter, read from the JSON header of a run state alone. `None`: all
 /// weights are trained.
 pub fn base_in_header(header: &[u8]) -> Result<Option<i64>, Error> {

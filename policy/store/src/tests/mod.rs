@@ -349,6 +349,9 @@ async fn private_files_are_replaced_read_and_deleted() {
     f.store.put_private(key, &Bytes::from_static(b"one")).await.unwrap();
     f.store.put_private(key, &Bytes::from_static(b"two")).await.unwrap();
     assert_eq!(f.store.get_private(key).await.unwrap(), "two");
+    let listed = f.store.list_private("run").await.unwrap();
+    assert_eq!(listed.keys().collect::<Vec<_>>(), [key]);
+    assert_eq!(listed[key].size_bytes, 3);
     f.store.delete_private(key).await.unwrap();
     f.store.delete_private(key).await.unwrap();
     assert!(matches!(f.store.get_private(key).await, Err(Error::NotFound(_))));
