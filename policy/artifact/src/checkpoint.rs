@@ -226,6 +226,17 @@ pub struct Header {
     pub index: Range<u64>,
 }
 
+/// What a version consists of: names, forms and digests, without the bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contents(pub(crate) ContentIndex);
+
+impl Contents {
+    /// The version's content hash.
+    pub fn root(&self) -> Digest {
+        self.0.root()
+    }
+}
+
 /// Where a file lies in a checkpoint's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePlace {
@@ -265,6 +276,11 @@ impl Header {
             return Err(Error::Digest("content index".into()));
         }
         Ok(ContentIndex::from_bytes(encoded)?)
+    }
+
+    /// What the version consists of, from the bytes of the content index, which are verified.
+    pub fn contents(&self, encoded: &[u8]) -> Result<Contents, Error> {
+        self.index_of(encoded).map(Contents)
     }
 
     /// Where each file lies, from the verified bytes of the content index.

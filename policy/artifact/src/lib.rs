@@ -24,6 +24,7 @@ pub mod isa;
 pub mod manifest;
 pub mod memory;
 pub mod merkle;
+pub mod need;
 pub mod parts;
 pub mod patch;
 pub mod quant;

@@ -4,6 +4,7 @@
 //! - [`exact`] on [`kernel`]: the backend that samples and scores, with bitwise identical results.
 //! - [`gradient`]: gradients of dense models from what an exact pass kept, by the same kernels.
 //! - [`autograd`] (feature `torch`): the backend on libtorch, for other gradients and supervised runs.
+//! - [`size`]: how large a model is, before a weight is read.
 //! - [`router`], [`sampling`], [`lora`]: choice of experts, choice of tokens, low-rank adapters.
 //!
 //! The crate reads checkpoints (crate `artifact`). It knows no text, object store, network or
@@ -21,6 +22,7 @@ pub mod kernel;
 pub mod lora;
 pub mod router;
 pub mod sampling;
+pub mod size;
 pub mod transformer;
 
 #[cfg(test)]

@@ -8,12 +8,25 @@ use super::Error;
 /// Serials and epochs have ten digits, so that names sort as numbers do.
 pub(super) const NUMBERS: std::ops::RangeInclusive<i64> = 1..=9_999_999_999;
 
+/// Refuses what is no name of a policy.
+pub fn check_policy(name: &str) -> Result<(), Error> {
+    match name == policy_named_after(name) && !name.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Policy(name.into())),
+    }
+}
+
+/// The name of a policy for a model of any name: in lower case, with `-` for what is not allowed. Empty
+/// if nothing is left.
+pub fn policy_named_after(model: &str) -> String {
+    let allowed = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '.' | '_' | '-');
+    let lower = model.trim_start_matches('.').chars().map(|c| c.to_ascii_lowercase());
+    lower.map(|c| if allowed(c) { c } else { '-' }).take(64).collect()
+}
+
 /// An entry or folder of a policy.
 pub(super) fn policy_key(policy: &str, rest: &str) -> Result<Path, Error> {
-    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
-    if policy.is_empty() || policy.len() > 64 || policy.starts_with('.') || !policy.bytes().all(allowed) {
-        return Err(Error::Policy(policy.into()));
-    }
+    check_policy(policy)?;
     Ok(Path::from(format!("policy/{policy}/{rest}")))
 }
 
@@ -78,4 +91,26 @@ fn padded(number: i64) -> Result<String, Error> {
         key: number.to_string(),
         reason: "numbers run from 1 to 9999999999".into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_models_have_names_that_a_policy_can_have() {
+        for (model, name) in [
+            ("Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b-instruct"),
+            (".my model (é)", "my-model----"),
+            ("demo_1", "demo_1"),
+        ] {
+            assert_eq!(policy_named_after(model), name);
+            check_policy(name).unwrap();
+        }
+        assert_eq!(policy_named_after(&"x".repeat(80)).len(), 64);
+        assert_eq!(policy_named_after("..."), "");
+        for name in ["", "Demo", ".x", "a/b", "a b", &"x".repeat(65)] {
+            assert!(check_policy(name).is_err(), "{name}");
+        }
+    }
 }

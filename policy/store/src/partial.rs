@@ -67,16 +67,21 @@ impl PartialDelta {
             return Ok(self.payloads.slice(from..to));
         }
         let mut payload = BytesMut::new();
-        let mut start = 0;
-        for shard in &self.shards {
-            let end = start + shard.object.size_bytes.saturating_sub(shard.reverse_bytes);
-            let (from, to) = (wanted.start.max(start), wanted.end.min(end));
-            if from < to {
-                let range = from - start..to - start;
-                payload.extend(store.read_range(&self.policy, &shard.object, range).await?);
-            }
-            start = end;
+        for (shard, range) in in_shards(&self.shards, wanted) {
+            payload.extend(store.read_range(&self.policy, &shard.object, range).await?);
         }
         Ok(payload.freeze())
     }
+}
+
+/// Where some payloads of a delta are among its shards.
+pub(super) fn in_shards(shards: &[Shard], wanted: Range<u64>) -> Vec<(&Shard, Range<u64>)> {
+    let mut start = 0;
+    let places = shards.iter().map(|shard| {
+        let first = start;
+        start += shard.object.size_bytes.saturating_sub(shard.reverse_bytes);
+        let (from, to) = (wanted.start.max(first), wanted.end.min(start));
+        (shard, from.saturating_sub(first)..to.saturating_sub(first))
+    });
+    places.filter(|(_, range)| !range.is_empty()).collect()
 }

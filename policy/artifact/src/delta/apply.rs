@@ -1,12 +1,10 @@
 //! Applies a delta: checks it against the content index, then decodes frame by frame on all
 //! threads.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use super::frame::{self, Direction, Frame};
-use super::index::{self, Entry, File, Index, OpenDelta, Tensor};
+use super::index::{Entry, File, Index, OpenDelta, Tensor};
 use super::{Error, in_entry, malformed, planes, result_index, simd};
 use crate::checkpoint::Checkpoint;
 use crate::content_index::ContentIndex;
@@ -51,28 +49,6 @@ pub(super) fn apply_delta(
         }
     }
     Ok(next)
-}
-
-/// The files that a delta changes, with their new bytes, or none where one is removed. Needs no base.
-///
-/// # Errors
-/// If the delta is malformed, or its payloads are in shards.
-pub fn changed_files(delta: &[u8]) -> Result<BTreeMap<String, Option<Bytes>>, Error> {
-    if index::open_head(delta)?.index.files.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let opened = index::open(delta)?;
-    let tensors = opened.index.tensors.iter().filter_map(|entry| entry.change.as_ref());
-    let frames = tensors.flat_map(|tensor| &tensor.frames);
-    let before: usize = frames.map(|frame| frame.payload_bytes as usize).sum();
-    let early = || malformed("a payload is longer than the delta");
-    let mut payloads = opened.payloads.get(before..).ok_or_else(early)?;
-    let mut files = BTreeMap::new();
-    for Entry { name, change } in &opened.index.files {
-        let decoded = change.as_ref().map(|file| decode_file(file, &mut payloads)).transpose();
-        files.insert(name.clone(), decoded.map_err(|error| in_entry(name, error))?);
-    }
-    Ok(files)
 }
 
 /// A frame to decode, and where its bytes go.
@@ -192,7 +168,7 @@ fn decode_frame(job: &mut Job<'_>, reverse: bool) -> Result<ChunkHash, Error> {
     Ok(merkle::chunk_hash(&[job.to], job.offset, bytes))
 }
 
-fn decode_file(file: &File, payloads: &mut &[u8]) -> Result<Bytes, Error> {
+pub(super) fn decode_file(file: &File, payloads: &mut &[u8]) -> Result<Bytes, Error> {
     let early = || malformed("a payload is longer than the delta");
     let stored = usize::try_from(file.stored).map_err(|_| early())?;
     let stored = payloads.split_off(..stored).ok_or_else(early)?;

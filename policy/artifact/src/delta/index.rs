@@ -30,7 +30,7 @@ use crate::wire::{Reader, ascending, push_dtype, push_name, push_shape};
 
 const MAGIC: &[u8; 8] = b"SPTDELTA";
 const FORMAT_VERSION: u32 = 2;
-const HEADER_BYTES: usize = 136;
+pub(super) const HEADER_BYTES: usize = 136;
 /// Of the header's bytes those that the checksum covers, before the index.
 const CHECKED_BYTES: usize = HEADER_BYTES - 32;
 

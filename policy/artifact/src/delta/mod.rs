@@ -30,6 +30,7 @@ mod apply;
 mod bits;
 mod bucket;
 mod encode;
+mod files;
 mod frame;
 mod frame_reader;
 mod index;
@@ -49,8 +50,8 @@ use crate::wire;
 use apply::apply_delta;
 use frame::WEIGHTS;
 
-pub use apply::changed_files;
 pub use encode::{Changes, encode, encode_changes};
+pub use files::{DeltaHead, PREFIX_BYTES};
 pub use frame::Change;
 pub use frame_reader::{FRAME_WEIGHTS, FrameReader, encode_payload, frame_hash, tensor_digest};
 pub use patch::{Patch, PatchState};

@@ -2,24 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::index::OpenDelta;
-use super::{Error, in_entry, malformed};
+use super::index::{Index, OpenDelta};
+use super::{Error, Header, in_entry, malformed};
 use crate::content_index::{ContentIndex, File, Tensor};
 use crate::digest::Digest;
 
 /// Checks that the delta leads from the version with content index `from` to the version that its
 /// header names. `reverse`: from the result to the base.
 pub(super) fn check(opened: &OpenDelta<'_>, from: &ContentIndex, reverse: bool) -> Result<(), Error> {
+    of(&opened.header, &opened.index, from, reverse).map(drop)
+}
+
+/// The content index of that version.
+pub(super) fn of(header: &Header, index: &Index, from: &ContentIndex, reverse: bool) -> Result<ContentIndex, Error> {
     let (expected, promised) = if reverse {
-        (opened.header.result, opened.header.base)
+        (header.result, header.base)
     } else {
-        (opened.header.base, opened.header.result)
+        (header.base, header.result)
     };
     let found = from.root();
     if found != expected {
         return Err(Error::WrongBase { expected, found });
     }
-    let index = &opened.index;
     let held = from.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.digest));
     let held: BTreeMap<&str, Digest> = held.collect();
     let named: BTreeSet<&str> = index.tensors.iter().map(|entry| entry.name.as_str()).collect();
@@ -58,8 +62,9 @@ pub(super) fn check(opened: &OpenDelta<'_>, from: &ContentIndex, reverse: bool) 
         });
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    match (ContentIndex { tensors, files }).root() {
-        found if found == promised => Ok(()),
+    let result = ContentIndex { tensors, files };
+    match result.root() {
+        found if found == promised => Ok(result),
         found => Err(Error::WrongResult {
             expected: promised,
             found,

@@ -96,6 +96,11 @@ impl LazyFolder {
         tensors.map(|(name, place)| (name.as_str(), place.dtype, place.shape.as_slice()))
     }
 
+    /// Bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.values().map(|place| place.bytes).sum()
+    }
+
     /// Reads a byte range of a tensor.
     pub fn read(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, Error> {
         let place = self.tensors.get(name);
