@@ -31,7 +31,7 @@ HELD_OUT = 1000
 #: The loss of GRPO as it was published, in a run's words.
 GRPO = {
     "advantage": "grpo",
-    "loss": {"name": "ppo_clip", "low": 0.2, "high": 0.2, "dual": 3},
+    "loss": {"name": "ppo_clip", "low": 0.2, "high": 0.2},
     "aggregation": "seq-mean-token-mean",
 }
 #: Student's t at 97.5% by degrees of freedom.

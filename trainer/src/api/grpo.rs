@@ -304,7 +304,7 @@ mod tests {
         };
         assert!(lonely.check().unwrap_err().starts_with("group_size"));
         let request = r#"{"tasks": [], "advantage": "rloo", "aggregation": "token-mean",
-            "loss": {"name": "ppo_clip", "low": 0.2, "high": 0.28, "dual": 3}}"#;
+            "loss": {"name": "ppo_clip", "low": 0.2, "high": 0.28}}"#;
         let config = read(request).unwrap();
         assert_eq!((config.advantage, config.check()), (GroupAdvantage::Rloo, Ok(())));
         let settings = config.step_settings();

@@ -17,8 +17,8 @@
 //! completion needs no code: the logged μ is π̃, so the ratio of `reinforce_is` is
 //! ρ_t = π/μ = 1 − π_t(d). It is at most 1, so the cap never truncates it. The loss applies these
 //! ratios per token instead of their product. For a policy that declines only at its first token,
-//! that token has its exact weight, and later tokens count 1 instead of 1 − π_1(d). `ppo_clip` does
-//! not use μ and treats explored completions as free ones.
+//! that token has its exact weight, and later tokens count 1 instead of 1 − π_1(d). `ppo_clip` and
+//! `gspo` multiply by the same weights, and clip only how far the policy has moved since.
 //!
 //! This is exact for a completion whose reward depends on it alone. Turns of a session are drawn
 //! one by one. For each turn the table holds for its own tokens, given what came before. But the

@@ -43,7 +43,7 @@ impl Case {
         let clip = Loss::PpoClip {
             low: self.low,
             high: self.high,
-            dual: self.dual.unwrap_or(1e30),
+            dual: self.dual,
         };
         let gspo = Loss::Gspo {
             low: self.low,
@@ -119,6 +119,7 @@ impl Case {
                 behavior: &constant(&self.old[rows].concat()),
                 advantage: &advantage,
                 lengths: &lengths,
+                masked: None,
             });
             let sum = terms.per_token.sum(Kind::Float) / denominator;
             sum.backward();

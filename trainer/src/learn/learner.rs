@@ -76,8 +76,9 @@ pub struct Metrics {
     pub tokens: usize,
     /// Sequences whose advantage is exactly 0. They count in every mean and get no backward pass.
     pub without_gradient: usize,
+    /// Also of the trajectories that had no gradient and that the cohort did not need.
     pub reward_mean: f64,
-    /// Sample standard deviation over the trajectories.
+    /// Sample standard deviation over the same.
     pub reward_std: f64,
     pub advantage_mean: f64,
     pub advantage_std: f64,
@@ -501,6 +502,11 @@ impl Learner {
             }
             false => behavior::logit_transform(&batch, &pass.logits),
         };
+        let excluded = transform
+            .as_ref()
+            .map_or(&[][..], |transform| &transform.excluded)
+            .to_vec();
+        let transform = transform.map(|transform| transform.affine);
         let transform = transform.map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&logits)));
         let distribution = log_softmax(&logits, &batch, transform.as_ref());
         let logp = at_targets(&distribution, &batch);
@@ -510,15 +516,32 @@ impl Learner {
         });
         let advantage = Tensor::from_slice(&batch.advantage);
         let lengths: Vec<i64> = batch.samples.iter().map(|(_, tokens)| *tokens as i64).collect();
+        let masked = (!batch.suppressed.is_empty()).then(|| {
+            let mut masked = vec![0.0; recomputed.len()];
+            let own = to_vec(&logp.detach());
+            for at in batch.suppressed.iter().map(|&at| at as usize) {
+                masked[at] = (own[at] - recomputed[at]).min(0.0);
+            }
+            Tensor::from_slice(&masked)
+        });
         let Terms { per_token, clipped } = settings.loss.terms(&Tokens {
             logp: &logp,
             behavior: &sampled_from,
             advantage: &advantage,
             lengths: &lengths,
+            masked: masked.as_ref(),
         });
         let per_token = match &corrected {
             Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
             None => per_token,
+        };
+        let per_token = match excluded.is_empty() {
+            true => per_token,
+            false => {
+                let mut weights = vec![1.0f32; batch.targets.len()];
+                excluded.into_iter().for_each(|at| weights[at] = 0.0);
+                per_token * Tensor::from_slice(&weights)
+            }
         };
         let terms = Terms { per_token, clipped };
         if backward {

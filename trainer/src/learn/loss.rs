@@ -22,9 +22,14 @@ use tch::{Kind, Tensor};
 pub enum Loss {
     /// REINFORCE with a truncated importance weight. With `cap` 5 it is CISPO (MiniMax 2025).
     ReinforceIs { cap: f64 },
-    /// PPO's clipped objective with a dual clip. A cohort gets one update, so π/μ is 1 for what the head
-    /// sampled, and only tokens of older versions are clipped.
-    PpoClip { low: f64, high: f64, dual: f64 },
+    /// PPO's clipped objective, with a dual clip if `dual` is given. A cohort gets one update, so π/μ is 1 for
+    /// what the head sampled, and only tokens of older versions are clipped.
+    PpoClip {
+        low: f64,
+        high: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dual: Option<f64>,
+    },
     /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
     /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
     Gspo { low: f64, high: f64 },
@@ -41,7 +46,9 @@ impl Loss {
         let positive = |v: f64| v.is_finite() && v > 0.0;
         match *self {
             Loss::ReinforceIs { cap } if !positive(cap) => Err("loss.cap must be finite and above 0"),
-            Loss::PpoClip { low, high, dual } if !(positive(low) && positive(high) && dual > 1.0) => {
+            Loss::PpoClip { low, high, dual }
+                if !(positive(low) && positive(high) && dual.is_none_or(|dual| dual > 1.0)) =>
+            {
                 Err("loss.low and loss.high must be finite and above 0, and loss.dual above 1")
             }
             Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
@@ -72,11 +79,14 @@ impl Loss {
             behavior,
             advantage,
             lengths,
+            masked,
         } = *tokens;
         match *self {
-            Loss::Gspo { low, high } => gspo(logp, behavior, advantage, lengths, low, high),
+            Loss::Gspo { low, high } => apart(masked, behavior, |old| gspo(logp, old, advantage, lengths, low, high)),
             Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
-            Loss::PpoClip { low, high, dual } => ppo_clip(logp, behavior, advantage, low, high, dual),
+            Loss::PpoClip { low, high, dual } => {
+                apart(masked, behavior, |old| ppo_clip(logp, old, advantage, low, high, dual))
+            }
             Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, weight_max),
             Loss::CrossEntropy => cross_entropy(logp, advantage),
         }
@@ -92,6 +102,9 @@ pub struct Tokens<'a> {
     pub behavior: &'a Tensor,
     pub advantage: &'a Tensor,
     pub lengths: &'a [i64],
+    /// log(1 − π(decline)), without gradient, of tokens that were sampled with the decline token masked, and 0 of the
+    /// others. None: there is no such token.
+    pub masked: Option<&'a Tensor>,
 }
 
 /// How the losses of a cohort's tokens are averaged.
@@ -159,16 +172,37 @@ pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f
     }
 }
 
-/// L = max(−A r, −A clip(r, 1 − low, 1 + high)) with r = exp(log π − log μ). If A < 0,
+/// A clipped loss whose clip sees how far the policy moved, and not that serving masked the decline token: `loss` gets
+/// the log-probabilities of the old policy, log μ + log(1 − π(decline)), and (1 − π(decline)) weighs it from outside.
+/// Otherwise rejects of explored answers would lose their gradient and accepts keep theirs.
+///
+/// The decoupled objective of Hilton et al. 2022 (arXiv 2110.00641).
+#[cfg(feature = "torch")]
+fn apart(masked: Option<&Tensor>, behavior: &Tensor, loss: impl Fn(&Tensor) -> Terms) -> Terms {
+    match masked {
+        None => loss(behavior),
+        Some(masked) => {
+            let Terms { per_token, clipped } = loss(&(behavior + masked));
+            Terms {
+                per_token: per_token * masked.exp(),
+                clipped,
+            }
+        }
+    }
+}
+
+/// L = max(−A r, −A clip(r, 1 − low, 1 + high)) with r = exp(log π − log μ). With `dual`, if A < 0,
 /// min(L, −A · dual).
 ///
 /// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
 #[cfg(feature = "torch")]
-pub fn ppo_clip(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: f64) -> Terms {
+pub fn ppo_clip(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: Option<f64>) -> Terms {
+    let terms = clip(&ratio(logp, behavior), advantage, low, high);
+    let Some(dual) = dual else { return terms };
     let Terms {
         per_token: loss,
         clipped,
-    } = clip(&ratio(logp, behavior), advantage, low, high);
+    } = terms;
     let dual_clipped = loss.minimum(&(-(advantage * dual)));
     Terms {
         per_token: dual_clipped.where_self(&advantage.lt(0.0), &loss),
@@ -344,12 +378,45 @@ mod tests {
         let logp = leaf(&logs(&[0.3, 0.22, 0.1, 0.5]));
         let behavior = constant(&logs(&[0.2, 0.2, 0.2, 0.1]));
         let advantage = constant(&[1.0, 1.0, -1.0, -1.0]);
-        let terms = ppo_clip(&logp, &behavior, &advantage, 0.2, 0.2, 3.0);
+        let terms = ppo_clip(&logp, &behavior, &advantage, 0.2, 0.2, Some(3.0));
         // −1.2 (clipped), −1.1 (free), 0.8 (clipped), 3 (dual clip of 5)
         close(&terms.per_token, &[-1.2, -1.1, 0.8, 3.0]);
         close(&terms.clipped, &[1.0, 0.0, 1.0, 0.0]);
         terms.per_token.sum(Kind::Float).backward();
         close(&logp.grad(), &[0.0, -1.1, 0.0, 0.0]);
+        // as published: −A r = 5 with its gradient
+        let terms = ppo_clip(&logp, &behavior, &advantage, 0.2, 0.2, None);
+        close(&terms.per_token, &[-1.2, -1.1, 0.8, 5.0]);
+    }
+
+    #[test]
+    fn a_masked_decline_token_weighs_a_clipped_loss_and_is_not_clipped() {
+        // π(decline) = 0.6, so π/μ = 0.4 for every answer of the old policy; the third answer is of an older one, with
+        // π/π_old = 1.5
+        let old = [0.3, 0.1, 0.2];
+        let logp = leaf(&logs(&[0.3, 0.1, 0.3]));
+        let behavior = constant(&logs(&old.map(|p| p / 0.4)));
+        let masked = constant(&logs(&[0.4, 0.4, 0.4]));
+        let advantage = constant(&[1.0, -1.0, 1.0]);
+        let clip = Loss::PpoClip {
+            low: 0.2,
+            high: 0.2,
+            dual: None,
+        };
+        for loss in [clip, Loss::Gspo { low: 0.2, high: 0.2 }] {
+            let logp = logp.detach().set_requires_grad(true);
+            let terms = loss.terms(&Tokens {
+                logp: &logp,
+                behavior: &behavior,
+                advantage: &advantage,
+                lengths: &[1, 1, 1],
+                masked: Some(&masked),
+            });
+            close(&terms.per_token, &[-0.4, 0.4, -0.4 * 1.2]);
+            close(&terms.clipped, &[0.0, 0.0, 1.0]);
+            terms.per_token.sum(Kind::Float).backward();
+            close(&logp.grad(), &[-0.4, 0.4, 0.0]);
+        }
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) struct Timings {
 #[derive(Debug)]
 pub(crate) struct Cohort {
     members: BTreeMap<Trajectory, Member>,
+    /// Rewards of trajectories without a gradient that it did not need while it waited for others.
+    left_out: Vec<f64>,
     started: Instant,
     first_joined: Option<Instant>,
     last_joined: Option<Instant>,
@@ -54,6 +56,7 @@ impl Cohort {
     pub fn new() -> Self {
         Cohort {
             members: BTreeMap::new(),
+            left_out: vec![],
             started: Instant::now(),
             first_joined: None,
             last_joined: None,
@@ -95,6 +98,18 @@ impl Cohort {
             member.reward = sample.reward;
             member.informative |= is_informative(sample, advantage);
         }
+    }
+
+    /// Notes the rewards of trajectories that it does not need.
+    pub fn leave_out(&mut self, rewards: Vec<f64>) {
+        self.left_out.extend(rewards);
+    }
+
+    /// Rewards of its members and of those that were left out: without these, the mean would be of
+    /// trajectories that were selected for having a gradient.
+    pub fn rewards(&self) -> Vec<f64> {
+        let members = self.members.values().map(|member| member.reward);
+        members.chain(self.left_out.iter().copied()).collect()
     }
 
     /// In ascending order.
@@ -171,6 +186,9 @@ mod tests {
         assert_eq!(cohort.generations(), [2, 3, 5].map(Uuid::from_u128));
         assert_eq!(cohort.last_generations(), cohort.generations());
         assert_eq!(cohort.returns(Credit::ToGo, 0.5).1, [0.75, 0.0, -0.25]);
+        assert_eq!(cohort.len(), 3);
+        cohort.leave_out(vec![0.0; 5]);
+        assert_eq!(cohort.rewards(), [0.75, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(cohort.len(), 3);
     }
 

@@ -4,6 +4,7 @@
 //! error an executor is dropped and opened again: opening is the same as recovering from a crash.
 //! Over 500 lines, because all of it is one type that holds the claim.
 
+use crate::learn::advantage;
 use crate::learn::advantage::{Baseline, Baselines};
 use crate::learn::guards::Limits;
 use crate::learn::learner::thread::Handle;
@@ -459,6 +460,9 @@ impl<'a> Executor<'a> {
             }
         };
         proposal.metrics.loss = loss.unwrap_or(proposal.metrics.loss);
+        let rewards = cohort.rewards();
+        proposal.metrics.reward_mean = advantage::mean(&rewards);
+        proposal.metrics.reward_std = advantage::std(&rewards);
         let timings = cohort.timings(proposal.metrics.guard_seconds);
         let mut metrics = serde_json::to_value(&proposal.metrics)?;
         metrics["notes"] = notes;

@@ -313,6 +313,7 @@ async fn join(
     let mut dropped = BTreeMap::new();
     loop {
         let admission = admission::admit(candidates, &executor.cohort, size, recent);
+        executor.cohort.leave_out(admission.rewards_without_signal);
         let mut ids_by_code = BTreeMap::from([("no_signal", admission.without_signal)]);
         let first_turns = admission.joining.iter().filter_map(|joining| joining.turns.first());
         let joined: Vec<Trajectory> = first_turns.map(|(sample, _)| sample.trajectory()).collect();

@@ -635,7 +635,7 @@ fn ppo_clip_on_policy_has_the_gradient_of_reinforce() {
         loss: Loss::PpoClip {
             low: 0.2,
             high: 0.2,
-            dual: 3.0,
+            dual: None,
         },
         ..StepSettings::default()
     };

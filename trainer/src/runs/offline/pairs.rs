@@ -30,6 +30,8 @@ pub(super) struct Unpaired {
     pub no_partner: usize,
     /// Their rewards differ by less than the margin.
     pub margin: usize,
+    /// The texts are the same: one cannot be preferred.
+    pub same_text: usize,
     /// Not sampled in a group.
     pub no_group: usize,
     /// Their first turn may not be used, by code.
@@ -41,14 +43,29 @@ pub(super) struct Unpaired {
 /// Trajectories by what makes them comparable.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    by_key: BTreeMap<Vec<u8>, Vec<(f64, Member)>>,
+    by_key: BTreeMap<Vec<u8>, Vec<Candidate>>,
     pub unpaired: Unpaired,
+}
+
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub reward: f64,
+    pub member: Member,
+    /// The sampled ids of its first turn.
+    pub tokens: Vec<u32>,
+}
+
+impl Candidate {
+    fn has_the_text_of(&self, other: &Candidate) -> bool {
+        let is_one_turn = |one: &Candidate| one.member.generations.len() == 1;
+        is_one_turn(self) && is_one_turn(other) && self.tokens == other.tokens
+    }
 }
 
 impl Candidates {
     /// `key`: the same for trajectories that may be a pair.
-    pub(super) fn add(&mut self, key: Vec<u8>, reward: f64, member: Member) {
-        self.by_key.entry(key).or_default().push((reward, member));
+    pub(super) fn add(&mut self, key: Vec<u8>, candidate: Candidate) {
+        self.by_key.entry(key).or_default().push(candidate);
     }
 
     /// All pairs whose rewards differ, and by at least `margin`.
@@ -56,16 +73,22 @@ impl Candidates {
         let mut pairs = Vec::new();
         let mut unpaired = self.unpaired;
         for mut same in self.by_key.into_values() {
-            same.sort_by(|(a, left), (b, right)| a.total_cmp(b).then_with(|| left.id().cmp(&right.id())));
+            same.sort_by(|a, b| {
+                let by_reward = a.reward.total_cmp(&b.reward);
+                by_reward.then_with(|| a.member.id().cmp(&b.member.id()))
+            });
             let mut rest = same.as_slice();
-            while let [(low, rejected), between @ .., (high, chosen)] = rest {
-                if high - low < margin || high <= low {
+            while let [low, between @ .., high] = rest {
+                if high.reward - low.reward < margin || high.reward <= low.reward {
                     break;
                 }
-                pairs.push(Pair {
-                    chosen: chosen.clone(),
-                    rejected: rejected.clone(),
-                });
+                match high.has_the_text_of(low) {
+                    true => unpaired.same_text += 2,
+                    false => pairs.push(Pair {
+                        chosen: high.member.clone(),
+                        rejected: low.member.clone(),
+                    }),
+                }
                 rest = between;
             }
             match rest.len() {
@@ -88,10 +111,36 @@ mod tests {
         }
     }
 
+    fn candidate(id: u128, reward: f64) -> Candidate {
+        Candidate {
+            reward,
+            member: member(id),
+            tokens: vec![id as u32],
+        }
+    }
+
+    #[test]
+    fn the_same_text_twice_is_no_pair() {
+        let mut candidates = Candidates::default();
+        for (id, reward) in [(1, 0.0), (2, 1.0)] {
+            let tokens = vec![7, 8];
+            candidates.add(
+                vec![1],
+                Candidate {
+                    tokens,
+                    ..candidate(id, reward)
+                },
+            );
+        }
+        let (pairs, unpaired) = candidates.pair(0.0);
+        assert!(pairs.is_empty());
+        assert_eq!(unpaired.same_text, 2);
+    }
+
     fn paired(rewards: &[f64], margin: f64) -> (Vec<(u128, u128)>, Unpaired) {
         let mut candidates = Candidates::default();
         for (id, reward) in rewards.iter().enumerate() {
-            candidates.add(vec![1], *reward, member(id as u128));
+            candidates.add(vec![1], candidate(id as u128, *reward));
         }
         let (pairs, unpaired) = candidates.pair(margin);
         let ids = |pair: &Pair| (pair.chosen.id().as_u128(), pair.rejected.id().as_u128());
@@ -120,8 +169,8 @@ mod tests {
     #[test]
     fn trajectories_of_other_prompts_are_no_pair() {
         let mut candidates = Candidates::default();
-        candidates.add(vec![1], 1.0, member(1));
-        candidates.add(vec![2], 0.0, member(2));
+        candidates.add(vec![1], candidate(1, 1.0));
+        candidates.add(vec![2], candidate(2, 0.0));
         let (pairs, unpaired) = candidates.pair(0.0);
         assert_eq!((pairs.len(), unpaired.no_partner), (0, 2));
     }

@@ -13,7 +13,7 @@
 //! notes how many, and a DPO run has an event about what is in no pair.
 
 use super::order::{self, Order, POSITION, Position, Unit};
-use super::pairs::{Candidates, Pair, Unpaired};
+use super::pairs::{Candidate, Candidates, Pair, Unpaired};
 use super::training::{self, Batch, supervised};
 use super::{
     Configuration, Failed, SIZED_AT_ONCE, configuration, dataset_of, generations_of, pages_of, read_samples,
@@ -361,7 +361,14 @@ impl Objective for Dpo {
                         continue;
                     };
                     match key(self.pair_by, &sample) {
-                        Some(key) => candidates.add(key, sample.reward, member),
+                        Some(key) => {
+                            let candidate = Candidate {
+                                reward: sample.reward,
+                                member,
+                                tokens: sample.tokens,
+                            };
+                            candidates.add(key, candidate);
+                        }
                         None => candidates.unpaired.no_group += 1,
                     }
                 }

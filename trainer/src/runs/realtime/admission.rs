@@ -27,6 +27,8 @@ pub(super) struct Admission {
     pub joining: Vec<Joining>,
     /// The generations of those that the cohort does not need.
     pub without_signal: Vec<Uuid>,
+    /// The rewards of these trajectories.
+    pub rewards_without_signal: Vec<f64>,
     /// They, or these turns of them, would exceed a cap, with its code.
     pub capped: Vec<(Candidate, &'static str)>,
 }
@@ -38,13 +40,13 @@ pub(super) fn admit(candidates: Vec<Candidate>, cohort: &Cohort, size: usize, re
         let members = cohort.len() + admission.joining.len();
         let waits = members >= size;
         if waits && !informs(&candidate) {
-            admission.without_signal.extend(ids(&candidate));
+            admission.leave_out(&candidate);
             continue;
         }
         let (Joining { turns, member }, above) = split(candidate, recent);
         admission.capped.extend(above);
         if waits && !informs(&turns) {
-            admission.without_signal.extend(ids(&turns));
+            admission.leave_out(&turns);
         } else if !turns.is_empty() {
             recent.add(member.clone());
             admission.joining.push(Joining { turns, member });
@@ -58,8 +60,13 @@ fn informs(candidate: &Candidate) -> bool {
     turns.any(|(sample, advantage)| is_informative(sample, *advantage))
 }
 
-fn ids(candidate: &Candidate) -> impl Iterator<Item = Uuid> {
-    candidate.iter().map(|(sample, _)| sample.generation)
+impl Admission {
+    fn leave_out(&mut self, candidate: &Candidate) {
+        self.without_signal
+            .extend(candidate.iter().map(|(sample, _)| sample.generation));
+        self.rewards_without_signal
+            .extend(candidate.first().map(|(sample, _)| sample.reward));
+    }
 }
 
 /// What fits of a candidate, and the rest with the code of the cap.
@@ -143,6 +150,7 @@ mod tests {
             "all turns, also the one without a gradient"
         );
         assert_eq!(admission.without_signal, [ids[0], ids[2], ids[5], ids[6]]);
+        assert_eq!(admission.rewards_without_signal.len(), 3, "one for each trajectory");
     }
 
     #[test]

@@ -146,12 +146,13 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
                 behavior: &logp.detach(),
                 advantage: &advantage,
                 lengths: &[logp.size()[0]],
+                masked: None,
             });
             terms.per_token.sum(Kind::Float)
         };
         let masked = leaf();
         let transform = behavior::logit_transform(batch, &pass.logits)
-            .map(|parts| parts.map(|part| Tensor::from_slice(&part).view_as(&masked)));
+            .map(|transform| transform.affine.map(|part| Tensor::from_slice(&part).view_as(&masked)));
         loss(&at_targets(&log_softmax(&masked, batch, transform.as_ref()), batch)).backward();
 
         // the reference knows the allowed ids alone, row by row
