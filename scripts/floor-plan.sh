@@ -58,13 +58,13 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "scripts/floor-plan.sh names no writer for the table $table"
 done
-for place in edge ingest policy trainer serving page report evidence demo src; do
-  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' \) -not -path '*/tests/*' -not -path '*/target/*')
+for place in edge ingest policy trainer serving page report evidence demo world python src; do
+  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' -o -name '*.py' \) -not -path '*/tests/*' -not -path '*/target/*')
   # Statements may span lines, so each file is searched as one text.
   # shellcheck disable=SC2086
   written=$(python3 - $files <<'PY'
 import re, sys
-statement = re.compile(r"\b(?:insert\s+into|update|delete\s+from|truncate(?:\s+table)?)\s+([a-z_]+)\b", re.I)
+statement = re.compile(r"\b(?:insert\s+into|merge\s+into|update|delete\s+from|truncate(?:\s+table)?|copy)\s+(?:only\s+)?([a-z_]+)\b", re.I)
 for path in sys.argv[1:]:
     text = open(path, encoding="utf-8").read()
     text = re.split(r"#\[cfg\(test\)\]\s*mod ", text)[0]   # tests may write any table

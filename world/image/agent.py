@@ -14,6 +14,7 @@ runs in the world may have taken it over.
 """
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -34,6 +35,8 @@ READY_SECONDS_MAX = 120
 # Room that programs leave for the kernel, the services and this agent.
 RESERVED_BYTES = 96 << 20
 POLL_SECONDS = 0.02
+# How long a session in Postgres may take to roll back before it is killed.
+SESSIONS_SECONDS = 5
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 ENVIRONMENT = {
     "PATH": "/usr/lib/postgres/bin:/usr/bin:/bin",
@@ -178,6 +181,26 @@ class Group:
             reap()
             time.sleep(0.001)
         os.rmdir(self.path)
+        end_sessions()
+
+
+def end_sessions():
+    """Ends what programs left running in Postgres. Its processes are in no command's control group."""
+    deadline = time.monotonic() + SESSIONS_SECONDS
+    while sessions := [pid for pid in os.listdir("/proc") if pid.isdigit() and is_session(pid)]:
+        stop = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
+        for pid in sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), stop)
+        time.sleep(0.001)
+
+
+def is_session(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(64).startswith(b"postgres: world ")
+    except OSError:
+        return False
 
 
 def reap(wanted=None):

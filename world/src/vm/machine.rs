@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::net::UnixStream;
+use tokio::runtime::Handle;
 
 use super::Options;
 use super::agent::Agent;
@@ -25,7 +26,9 @@ const SAID_LINES: usize = 5;
 /// A machine. It ends, and its folder with it, when it is dropped.
 #[derive(Debug)]
 pub struct Machine {
-    process: Child,
+    /// None: it is ending.
+    running: Option<Running>,
+    pid: u32,
     folder: PathBuf,
     pub(super) control: Control,
     pub(super) agent: Agent,
@@ -34,14 +37,23 @@ pub struct Machine {
     lost: Option<String>,
 }
 
-/// A process and its folder, until both are a machine.
+/// A process and its folder on the host. Dropping it kills the process, waits for its end, which takes as
+/// long as the kernel needs for its memory, and removes the folder.
 #[derive(Debug)]
-struct Starting(Option<(Child, PathBuf)>);
+struct Running {
+    process: Child,
+    folder: PathBuf,
+}
 
-impl Drop for Starting {
+impl Drop for Running {
     fn drop(&mut self) {
-        if let Some((mut process, folder)) = self.0.take() {
-            end(&mut process, &folder);
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        if let Err(error) = self.process.wait() {
+            tracing::warn!(%error, "a machine was not waited for");
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
+            tracing::warn!(%error, folder = %self.folder.display(), "the folder of a machine was not removed");
         }
     }
 }
@@ -64,19 +76,14 @@ impl Machine {
                 return Err(error);
             }
         };
-        let mut starting = Starting(Some((process, own)));
-        let Some((process, own)) = &mut starting.0 else {
-            return Err(Error::Unusable("the machine is gone".to_owned()));
-        };
+        let mut running = Running { process, folder: own };
         // Before anything runs in it: what runs there could put something else in the sockets' place.
-        let control = Control::open(connect(process, own, CONTROL_SOCKET).await?).await?;
-        let agent = Agent::new(connect(process, own, AGENT_SOCKET).await?);
-        let Some((process, folder)) = starting.0.take() else {
-            return Err(Error::Unusable("the machine is gone".to_owned()));
-        };
+        let control = Control::open(connect(&mut running, CONTROL_SOCKET).await?).await?;
+        let agent = Agent::new(connect(&mut running, AGENT_SOCKET).await?);
         Ok(Self {
-            process,
-            folder,
+            pid: running.process.id(),
+            folder: running.folder.clone(),
+            running: Some(running),
             control,
             agent,
             lost: None,
@@ -85,7 +92,7 @@ impl Machine {
 
     /// The process of bubblewrap, whose child is QEMU.
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        self.pid
     }
 
     /// Its folder on the host.
@@ -115,7 +122,10 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        end(&mut self.process, &self.folder);
+        let running = self.running.take();
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn_blocking(|| drop(running)));
+        }
     }
 }
 
@@ -125,25 +135,16 @@ impl World for Machine {
         self.perform(command).await
     }
 
-    async fn destroy(self: Box<Self>) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// Kills a machine and removes what it wrote on the host.
-fn end(process: &mut Child, folder: &Path) {
-    // It may have ended by itself.
-    let _ = process.kill();
-    if let Err(error) = process.wait() {
-        tracing::warn!(%error, "a machine was not waited for");
-    }
-    if let Err(error) = std::fs::remove_dir_all(folder) {
-        tracing::warn!(%error, folder = %folder.display(), "the folder of a machine was not removed");
+    async fn destroy(mut self: Box<Self>) -> Result<(), Error> {
+        let running = self.running.take();
+        let ended = tokio::task::spawn_blocking(|| drop(running)).await;
+        ended.map_err(|error| Error::Lost(format!("ending the machine failed: {error}")))
     }
 }
 
 /// Connects to a socket that QEMU is about to open.
-async fn connect(process: &mut Child, folder: &Path, name: &str) -> Result<UnixStream, Error> {
+async fn connect(running: &mut Running, name: &str) -> Result<UnixStream, Error> {
+    let Running { process, folder } = running;
     let until = Instant::now() + SOCKET_TIME_MAX;
     loop {
         if let Ok(stream) = UnixStream::connect(folder.join(name)).await {

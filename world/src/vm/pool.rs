@@ -187,6 +187,7 @@ impl World for Slot {
     }
 
     async fn destroy(self: Box<Self>) -> Result<(), Error> {
-        Ok(())
+        let Slot { machine, _room, _user } = *self;
+        Box::new(machine).destroy().await
     }
 }

@@ -176,6 +176,22 @@ fn limits_hold_on_time_memory_output_processes_and_disk() {
 
 #[test]
 #[ignore = "needs an image: make test-world"]
+fn what_a_program_left_running_in_postgres_ends_with_it() {
+    block_on(async {
+        let mut world = fork().await;
+        psql(&mut world, "create table item (v int)").await;
+        let mut locks = command(&["psql", "-c", "begin; lock table item; select pg_sleep(100000)"]);
+        locks.limits.wall = Duration::from_secs(3);
+        let output = world.run(&locks).await.unwrap();
+        assert_eq!(output.ended, Ended::Exceeded(Limit::Wall));
+        let others = "select count(*) from pg_stat_activity where backend_type = 'client backend'";
+        assert_eq!(psql(&mut world, others).await, "1");
+        assert_eq!(psql(&mut world, "select count(*) from item").await, "0");
+    });
+}
+
+#[test]
+#[ignore = "needs an image: make test-world"]
 fn no_attempt_to_leave_a_world_gets_through() {
     block_on(async {
         let mut world = fork().await;
