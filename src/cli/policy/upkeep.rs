@@ -137,7 +137,7 @@ impl Gc {
         let keep = self.live.keep(needed().await?)?;
         let (store, policy, keys) = (&place.store, &place.policy, &place.keys);
         let before = OffsetDateTime::now_utc() - keep.grace;
-        let spent = async |live| referenced::spent_private(&pool, store, policy, live, before).await;
+        let spent = async |live: &BTreeSet<i64>| referenced::spent_private(&pool, store, policy, live, before).await;
         if !self.dry_run && !self.confirm.yes {
             let preview = store.collect_garbage(policy, keys, &keep, true, needed).await?;
             eprint!("{}", text(&preview, &spent(&preview.live).await?, true));
