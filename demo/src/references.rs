@@ -30,7 +30,8 @@ pub use self::{
 /// The reference policies of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct References {
-    /// Measured before the run, on pauses of other users. The thresholds are chosen there too.
+    /// Measured before the run, on pauses of other users, with thresholds from half of these users for the
+    /// other half.
     pub beforehand: Vec<Reference>,
     /// On the learning arm's own pauses.
     #[serde(rename = "shadows")]
@@ -62,7 +63,7 @@ pub struct Comparison {
 }
 
 /// Users minus reference, paired by pause, with intervals clustered by user.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Paired {
     pub reference: ArmStats,
     /// Reward per pause.
@@ -80,13 +81,16 @@ impl References {
             .filter(move |comparison| comparison.name != oracle)
     }
 
-    /// With the way of serving the base that earns most at the pauses of all users outside the frozen arm, in
-    /// the last third. `None`: nobody was outside it.
+    /// With the way of serving the base that earned most beforehand, at pauses of other users. Chosen at the
+    /// pauses that are compared, it would look better than it is. `None`: nothing was measured beforehand.
     pub fn best(&self) -> Option<&Comparison> {
-        let users_minus =
-            |comparison: &&Comparison| comparison.together.reward.map_or(f64::INFINITY, |reward| reward.mean);
-        self.of_the_base()
-            .min_by(|a, b| users_minus(a).total_cmp(&users_minus(b)))
+        let beforehand = |comparison: &Comparison| {
+            let named = |reference: &&Reference| reference.name == comparison.name;
+            self.beforehand.iter().find(named)?.stats.reward_mean
+        };
+        let measured = self.of_the_base().filter_map(|one| Some((beforehand(one)?, one)));
+        let best = measured.max_by(|(a, _), (b, _)| a.total_cmp(b));
+        best.map(|(_, comparison)| comparison)
     }
 
     /// For the terminal: the learning arm minus each reference.
@@ -226,10 +230,14 @@ impl Thresholds {
             let mut candidates: Vec<&Trial> = trials.iter().filter(|trial| !of(trial).declined).collect();
             candidates.sort_by(|a, b| of(b).log_prob.total_cmp(&of(a).log_prob));
             let (mut sum, mut most, mut threshold) = (0.0, 0.0, f64::INFINITY);
-            for trial in candidates {
-                sum += trial.shown(of(trial)).reward(tau);
+            // A threshold shows all of equal probability, or none.
+            for equal in candidates.chunk_by(|a, b| of(a).log_prob == of(b).log_prob) {
+                sum += equal
+                    .iter()
+                    .map(|trial| trial.shown(of(trial)).reward(tau))
+                    .sum::<f64>();
                 if sum > most {
-                    (most, threshold) = (sum, of(trial).log_prob);
+                    (most, threshold) = (sum, of(equal[0]).log_prob);
                 }
             }
             threshold
@@ -267,9 +275,16 @@ impl Base {
         let pauses = draw(others, first, seed, args.reference_pauses);
         let trials = try_out(&checkpoint, &pauses, temperature, seed)?;
         let thresholds = Thresholds::choose(&trials, tau);
+        let (even, odd): (Vec<Trial>, Vec<Trial>) = trials.iter().cloned().partition(|trial| trial.user % 2 == 0);
+        let of_others = [Thresholds::choose(&odd, tau), Thresholds::choose(&even, tau)];
         let reference = |policy: Policy| Reference {
             name: policy.name(temperature),
-            stats: ArmStats::of(trials.iter().map(|trial| policy.observe(trial, thresholds)), tau),
+            stats: ArmStats::of(
+                trials
+                    .iter()
+                    .map(|trial| policy.observe(trial, of_others[trial.user % 2])),
+                tau,
+            ),
         };
         Ok(Self {
             beforehand: Policy::ALL.map(reference).into(),
@@ -458,6 +473,50 @@ mod tests {
             seen.filter(|judgment| *judgment != Judgment::Declined).count()
         };
         assert_eq!(Policy::ALL.map(shown), [4, 5, 3, 0, 0]);
+    }
+
+    #[test]
+    fn a_threshold_counts_all_suggestions_of_its_probability() {
+        let right_and_wrong = [(true, -1.0), (false, -1.0), (false, -1.0), (false, -1.0), (false, -1.0)];
+        let trials = right_and_wrong.map(|(right, log_prob)| {
+            let suggestion = judged(right, false, log_prob);
+            trial(1, suggestion, suggestion)
+        });
+        assert_eq!(
+            Thresholds::choose(&trials, 0.25).sampled,
+            f64::INFINITY,
+            "all together lose"
+        );
+    }
+
+    #[test]
+    fn the_best_way_of_the_base_is_chosen_beforehand() {
+        let named = |name: &str, reward_mean: f64| Reference {
+            name: name.to_owned(),
+            stats: ArmStats {
+                reward_mean: Some(reward_mean),
+                ..ArmStats::default()
+            },
+        };
+        let compared = |name: &str, mean: f64| Comparison {
+            name: name.to_owned(),
+            whole: Paired::default(),
+            thirds: vec![],
+            together: Paired {
+                reward: Some(Interval {
+                    mean,
+                    ci95: [mean - 0.1, mean + 0.1],
+                }),
+                ..Paired::default()
+            },
+        };
+        let references = References {
+            beforehand: vec![named("a", 0.1), named("b", 0.2)],
+            // By chance "a" does better at the pauses of the run.
+            comparisons: vec![compared("a", -0.3), compared("b", 0.1)],
+            ..References::default()
+        };
+        assert_eq!(references.best().unwrap().name, "b");
     }
 
     #[test]

@@ -176,10 +176,16 @@ pub struct Part {
 }
 
 impl Part {
-    /// Sessions whose arm changed are left out: their users are in two groups.
+    /// Users whose sessions are of several arms are left out: the difference takes arms as independent.
     pub fn of<'a>(sessions: impl Iterator<Item = &'a Session>, rewards: Rewards) -> Self {
+        let sessions: Vec<&Session> = sessions.collect();
+        let mut arm_of = BTreeMap::<usize, Option<&str>>::new();
+        for session in &sessions {
+            let arm = arm_of.entry(session.user).or_insert(Some(&session.arm));
+            *arm = arm.filter(|arm| *arm == session.arm && !session.changed_arm);
+        }
         let mut by_arm = BTreeMap::<&str, Vec<&Session>>::from([LEARNING, FOLLOWING, FROZEN].map(|arm| (arm, vec![])));
-        for session in sessions.filter(|session| !session.changed_arm) {
+        for session in sessions.into_iter().filter(|session| arm_of[&session.user].is_some()) {
             by_arm.entry(&session.arm).or_default().push(session);
         }
         let minus_frozen = |arm: &str, measure| {
@@ -297,6 +303,14 @@ pub mod tests {
         );
         assert!((part.learner.reward.unwrap().mean - 0.45).abs() < 1e-9);
         assert!(part.champion.success.unwrap().mean.abs() < 1e-9);
+        sessions.push(session(0, FROZEN, 2, true));
+        let without_one = Part::of(sessions.iter(), REWARDS);
+        let users = |arm: &str| without_one.arms[arm].users;
+        assert_eq!(
+            (users(LEARNING), users(FROZEN)),
+            (9, 10),
+            "a user of two arms is in none"
+        );
         let alone = Part::of(sessions[..100].iter(), REWARDS);
         assert_eq!(alone.learner, Difference::default());
         assert_eq!(alone.arms.keys().collect::<Vec<_>>(), ["base", "champion", "learner"]);
@@ -307,7 +321,7 @@ pub mod tests {
         let at = |second, changed_arm| Session {
             at: Duration::from_secs(second),
             changed_arm,
-            ..session(1, LEARNING, 1, true)
+            ..session(usize::from(changed_arm), LEARNING, 1, true)
         };
         let sessions = [at(0, false), at(9, false), at(10, false), at(25, false), at(3, true)];
         let halves = Part::halves(&sessions, Duration::from_secs(20), REWARDS);
