@@ -308,10 +308,19 @@ mod tests {
     #[test]
     fn the_view_fits_small_terminals_and_an_empty_run() {
         let (progress, live) = (Progress::default(), Live::default());
-        for (width, height) in [(80, 24), (40, 10), (10, 3), (1, 1)] {
+        let [wide, narrow, ..] = [(80, 24), (40, 10), (10, 3), (1, 1)].map(|(width, height)| {
             let mut scene = scene(&progress, &live);
             scene.elapsed = Duration::ZERO;
-            text(width, height, &scene);
+            text(width, height, &scene)
+        });
+        for (text, shown) in [
+            (&wide, "300 developers, seed 1, 0 pauses"),
+            (&wide, "00:00 of 10:00"),
+            (&wide, "q or Ctrl-C: end early"),
+            (&narrow, "300 developers"),
+            (&narrow, "learner"),
+        ] {
+            assert!(text.contains(shown), "{shown} is not in\n{text}");
         }
     }
 
