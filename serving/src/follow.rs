@@ -14,6 +14,7 @@ mod trust;
 
 pub use command::Command;
 pub use folders::Folders;
+pub(crate) use load::BYTES_PER_CHECKPOINT_BYTE;
 pub use load::Host;
 
 use crate::engine::LoadedVersion;
@@ -207,7 +208,7 @@ impl Follower {
 
 /// Aliases in the order in which they get memory: the arms (required), then the champion, then the
 /// rest by name.
-fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
+pub(crate) fn load_order(assignment: &Assignment) -> Vec<(&str, Target, bool)> {
     let mut order: Vec<(&str, Target, bool)> = assignment
         .aliases
         .iter()

@@ -9,6 +9,7 @@
 //! | `remote` | has engines elsewhere sample tokens |
 //! | `routing` | which loaded version answers a request |
 //! | `follow` | loads the versions that the newest assignment names |
+//! | `memory` | what versions need, said before it is taken |
 //! | `release` | decides which version each alias names: `release::decide` says when a version is served |
 //! | `fleet` | reports of the replicas |
 //! | `tide` | lends what production does not use to rollouts |
@@ -25,6 +26,7 @@ mod database;
 pub mod engine;
 pub mod fleet;
 pub mod follow;
+pub mod memory;
 mod options;
 pub mod relay;
 pub mod release;

@@ -11,6 +11,7 @@
 //! | `pool` | the queue, and one task per running sequence |
 //! | `sequence` | one sequence on one engine |
 //! | `update` | new weights for an engine |
+//! | `weights` | the exact model of a version, where there is memory for it |
 //! | `probe` | compares an engine with our exact model |
 //! | `client` | what the others need of an engine, of whatever kind |
 //! | `vllm`, `sglang`, `openai` | the kinds of engines |
@@ -29,11 +30,14 @@ mod sequence;
 mod sglang;
 mod update;
 mod vllm;
+mod weights;
 
+pub use client::slots;
 pub use http::EXPECT_WEIGHTS;
 pub use options::{InFlight, OpenAiServer, Options, Server};
 pub use pool::{Pass, Pool};
 pub use update::Updater;
+pub use weights::{Source, ask as ask_for_probe};
 
 #[cfg(test)]
 mod recorded;

@@ -6,7 +6,7 @@ use crate::engine::{self, Engine, exact::Staging};
 use crate::fleet::{Report, Reporter};
 use crate::follow::{self, Follower, Host};
 use crate::options::Options;
-use crate::remote::{Pool, Updater};
+use crate::remote::{self, Pool, Updater};
 use crate::routing::RouteTable;
 use crate::tide::{Control, Tide};
 use anyhow::Context;
@@ -56,8 +56,12 @@ pub struct Replica {
 impl Replica {
     /// Serves until `shutdown`. Fails if the engine dies; the process must then restart.
     pub async fn run(self, listener: Listener, shutdown: CancellationToken) -> anyhow::Result<()> {
-        let options = self.options;
+        let mut options = self.options;
         options.check()?;
+        if options.remote.is_used() {
+            options.slots = remote::slots(&options.remote).await.context("serve.remote")?;
+            options.slots_reserved_for_production = options.slots_reserved_for_production.min(options.slots - 1);
+        }
         let address = listener.local_addr().context("read the listening address")?;
         let url = listener.url().context("read the listening address")?;
         edge::bind::check(address, self.auth.required())?;
@@ -238,7 +242,6 @@ fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> anyhow
     let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic).context("serve.remote.patch_dir")?;
     let host = Host::Remote {
         updater: Box::new(updater),
-        context_max: options.context_tokens_max,
     };
     Ok(Started {
         engine: Arc::new(pool),

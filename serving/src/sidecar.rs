@@ -199,7 +199,6 @@ fn start_proxy(options: &Options, engine: proxy::Engine, compute: Compute) -> an
     Ok(Started {
         host: Host::Remote {
             updater: Box::new(updater),
-            context_max: usize::MAX,
         },
         pool: Some(pool),
         router: proxy::router(engine, &Arc::new(proxy)),

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use artifact::need::Limit;
+use artifact::sign::TrustedKeys;
 use edge::auth::Auth;
 use serving::remote::InFlight;
 use serving::sidecar::{Engine, Options, Sidecar};
@@ -67,6 +69,10 @@ impl Args {
         self.set(&mut config.follow)?;
         config.follow.check()?;
         let options = config.follow.clone();
+        let store = policy_store::open(&config)?;
+        let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
+        let machine = Limit::of_this_process();
+        serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
         let listener = listen_with_key(&config, Part::Follow, options.caller_key.as_ref(), "follow.caller_key").await?;
         let auth = Auth::fixed(options.caller_key.as_deref());
         let extra_routes = auth.protect_beyond_loopback(app.metrics.clone(), options.listen);
@@ -74,7 +80,7 @@ impl Args {
             policy: config.policy.name.clone(),
             compute: config.policy.compute,
             kafka: announcements(&config),
-            store: policy_store::open(&config)?,
+            store,
             keys_dir: config.keys_dir(),
             control_url: config.control_url(),
             extra_routes,

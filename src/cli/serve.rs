@@ -1,11 +1,15 @@
 //! `springtide serve`: the engine and its API.
 
 use anyhow::Context;
+use artifact::need::Limit;
+use artifact::sign::TrustedKeys;
 use edge::sampler::{self, SamplerKey};
+use serving::memory;
 use sqlx::PgPool;
+use store::Store;
 
 use super::App;
-use crate::config::Part;
+use crate::config::{Config, Part};
 use crate::policy_store;
 use crate::role::{self, Role};
 
@@ -16,6 +20,8 @@ impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
         let role = Role::start(app, Part::Serve).await?;
         let config = &app.config;
+        let store = policy_store::open(config)?;
+        ask_memory(config, &store).await?;
         let listener = role.listen(config, Part::Serve).await?;
         let payloads = config.serve.log_experts.then(|| role::payloads(app)).transpose()?;
         let sampler = SamplerKey::load_or_create(&config.serve.sampler_key_path()).context("load the sampler key")?;
@@ -26,7 +32,7 @@ impl Args {
             policy: config.policy.name.clone(),
             compute: config.policy.compute,
             kafka: config.kafka_client()?,
-            store: policy_store::open(config)?,
+            store,
             payloads,
             keys_dir: config.keys_dir(),
             sampler,
@@ -36,6 +42,13 @@ impl Args {
         };
         replica.run(listener, role.shutdown).await
     }
+}
+
+/// Refuses versions that this machine cannot serve, before anything of them is loaded.
+async fn ask_memory(config: &Config, store: &Store) -> anyhow::Result<()> {
+    let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
+    let (policy, machine) = (&config.policy, Limit::of_this_process());
+    memory::ask_at_start(store, &policy.name, &keys, &config.serve, policy.compute, &machine).await
 }
 
 /// A replica whose key is not registered answers and logs, but nothing is trained on.

@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, requires = "demo")]
     once: bool,
     /// Start from this Hugging Face folder instead of policy.base; the policy is named after the
-    /// folder.
+    /// folder, in lower case.
     #[arg(long, value_name = "DIR")]
     policy: Option<PathBuf>,
     /// Arguments for `springtide demo`.
@@ -60,6 +60,7 @@ impl Args {
             "--policy {}: the folder has no config.json; give a Hugging Face folder",
             folder.display()
         );
+        let name = name_after(&folder)?;
         let mut command = Command::new(std::env::current_exe().context("find this program")?);
         command.arg("up");
         if let Some(file) = config_file {
@@ -70,8 +71,37 @@ impl Args {
         if !self.demo_args.is_empty() {
             command.arg("--").args(&self.demo_args);
         }
-        command.env("SPRINGTIDE__POLICY__NAME", folder.file_name().unwrap_or_default());
+        // in quotes: a name may look like a number
+        command.env("SPRINGTIDE__POLICY__NAME", format!("{name:?}"));
         command.env("SPRINGTIDE__POLICY__BASE", &folder);
         Err(command.exec()).context("restart with the policy")
+    }
+}
+
+/// Names of published models have capitals, those of policies do not.
+fn name_after(folder: &Path) -> anyhow::Result<String> {
+    let model = folder.file_name().unwrap_or_default().to_string_lossy();
+    let name = store::policy_named_after(&model);
+    ensure!(
+        !name.is_empty(),
+        "--policy {}: no policy can be named after it: rename the folder, or set policy.name and policy.base",
+        folder.display()
+    );
+    if name != model {
+        eprintln!("the policy of {model} is named {name}");
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_with_capitals_gives_a_name_in_lower_case() {
+        let name = |folder: &str| name_after(Path::new(folder));
+        assert_eq!(name("/models/Qwen2.5-0.5B-Instruct").unwrap(), "qwen2.5-0.5b-instruct");
+        assert_eq!(name("/models/42").unwrap(), "42");
+        assert!(name("/").unwrap_err().to_string().contains("policy.name"));
     }
 }

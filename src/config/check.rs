@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use ingest::judge::Endpoint;
 
 use super::Config;
@@ -33,10 +33,7 @@ impl Config {
             "postgres.connections_max is {}: give at least 4",
             self.postgres.connections_max
         );
-        ensure!(
-            !self.policy.name.is_empty(),
-            "policy.name is empty: give the model a name"
-        );
+        store::check_policy(&self.policy.name).context("policy.name")?;
         self.check_tenant()?;
         let quantized = &self.policy.quantized;
         if let Some(twice) = (1..quantized.len()).find(|&i| quantized[..i].contains(&quantized[i])) {
@@ -255,6 +252,16 @@ mod tests {
         assert!(why.contains("policy.tenant") && why.contains("auth.required"), "{why}");
         let why = refusal(|config| config.policy.tenant.clear());
         assert!(why.contains("policy.tenant is empty"), "{why}");
+    }
+
+    #[test]
+    fn a_policys_name_that_the_store_would_refuse_is_refused_at_load() {
+        for name in ["", "Qwen2.5-0.5B-Instruct", "my model"] {
+            let mut config = Config::default();
+            config.policy.name = name.to_owned();
+            let why = format!("{:#}", config.check().unwrap_err());
+            assert!(why.contains("policy.name") && why.contains("is not a policy's name"), "{why}");
+        }
     }
 
     #[test]

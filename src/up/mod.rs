@@ -7,17 +7,21 @@
 //! it ends (see [`crate::stack::exec`]), and the main thread ends last.
 
 mod lent;
+mod memory;
 mod prepare;
 mod service;
 mod services;
 mod state_lock;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use artifact::need::Limit;
+use futures::future::select_all;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::LocalSet;
 
@@ -42,6 +46,7 @@ pub struct Demo<'a> {
 
 /// Runs everything until a signal comes. `config_file` is read by the roles as well.
 pub async fn run(config: &Config, config_file: Option<PathBuf>, demo: Option<Demo<'_>>) -> anyhow::Result<ExitCode> {
+    memory::ask(config, &Limit::of_this_process())?;
     let supervisor = Supervisor::new(config, config_file)?;
     let work = async {
         supervisor.start_servers().await?;
@@ -126,33 +131,43 @@ impl<'a> Supervisor<'a> {
 
     /// Starts all of `services` at once and returns when each has been ready once.
     async fn bring_up(&self, services: Vec<Service>) -> anyhow::Result<()> {
-        let mut starting = Vec::new();
+        let mut starting = BTreeMap::new();
         for service in services {
             let running = service.start(self.lock.clone(), &self.config.log_dir());
-            starting.push((running.name, running.log.clone(), running.state.clone()));
+            starting.insert(running.name, running.log.clone());
             self.running.borrow_mut().push(running);
         }
         let started = Instant::now();
         let mut message_timer = tokio::time::interval(WAITING_MESSAGE_INTERVAL);
         message_timer.tick().await; // the first tick comes at once
-        for (name, log, mut state) in starting {
-            loop {
-                let now = state.borrow_and_update().clone();
-                match now {
-                    State::WasReady => {
-                        eprintln!("{name:<8} ready after {:.1} s", started.elapsed().as_secs_f64());
-                        break;
-                    }
+        // one that was ready and is given up may be what the others wait for
+        let running = self.running.borrow();
+        let mut all: Vec<_> = running.iter().map(|one| (one.name, one.state.clone())).collect();
+        drop(running);
+        loop {
+            for (name, state) in &mut all {
+                match &*state.borrow_and_update() {
                     State::GivenUp(why) => bail!("{name} does not start: {why}"),
-                    State::Starting => {}
+                    State::WasReady if starting.remove(name).is_some() => {
+                        eprintln!("{name:<8} ready after {:.1} s", started.elapsed().as_secs_f64());
+                    }
+                    State::Starting | State::WasReady => {}
                 }
-                tokio::select! {
-                    changed = state.changed() => changed.context("watch a service")?,
-                    _ = message_timer.tick() => eprintln!("waiting for {name}; it logs to {}", log.display()),
+            }
+            if starting.is_empty() {
+                return Ok(());
+            }
+            tokio::select! {
+                (changed, _, _) = select_all(all.iter_mut().map(|(_, state)| Box::pin(state.changed()))) => {
+                    changed.context("watch a service")?;
+                }
+                _ = message_timer.tick() => {
+                    for (name, log) in &starting {
+                        eprintln!("waiting for {name}; it logs to {}", log.display());
+                    }
                 }
             }
         }
-        Ok(())
     }
 
     fn print_addresses(&self) {

@@ -1,11 +1,12 @@
 //! One supervised process: started, watched, and restarted with back-off when it dies, until it is
-//! stopped.
+//! stopped. One that ends in the same way again and again is given up.
 
 use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -26,9 +27,15 @@ const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// A service that was never ready is given up after this many tries in a row that each ended within
 /// [`SETTLED_AFTER`].
 const FIRST_TRIES_MAX: u32 = 5;
+/// A service is given up after this many ends in a row for the same reason.
+const EQUAL_ENDS_MAX: u32 = 3;
 const PROBE_EVERY: Duration = Duration::from_millis(100);
-/// A log file larger than this becomes `<name>.log.old` when its service starts, bytes.
+/// A log file larger than this becomes `<name>.log.old`, bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
+/// How often the size of a log file is looked at.
+const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// The kernel's count of processes that it has killed to free memory.
+const VMSTAT: &str = "/proc/vmstat";
 const TAIL_LINES: usize = 12;
 /// How much of the end of a log file is read to show its last lines, bytes.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -46,11 +53,12 @@ pub struct Service {
 
 pub type Probe = Rc<dyn Fn() -> futures::future::LocalBoxFuture<'static, bool>>;
 
-/// Whether the service has ever been ready. Does not change afterwards.
+/// Whether the service has ever been ready.
 #[derive(Debug, Clone)]
 pub enum State {
     Starting,
     WasReady,
+    /// It is not started again. It says why.
     GivenUp(String),
 }
 
@@ -109,12 +117,23 @@ impl Supervision {
     async fn run(self) {
         let name = self.service.name;
         let mut tries = 0;
+        let mut ends = Ends::default();
         loop {
             let started = Instant::now();
-            let why = match self.run_once().await {
+            let kills = memory_kills();
+            let (why, is_somebodys) = match self.run_once().await {
                 Ok(Ended::Stopped) => return,
-                Ok(Ended::Unexpectedly(status)) => status,
-                Err(error) => format!("{error:#}"),
+                Ok(Ended::Unexpectedly(status)) if status.signal() == Some(Signal::SIGKILL as i32) => {
+                    match memory_kills() > kills {
+                        true => (
+                            "killed by the kernel: the machine or its cgroup is out of memory".into(),
+                            false,
+                        ),
+                        false => (status.to_string(), true),
+                    }
+                }
+                Ok(Ended::Unexpectedly(status)) => (status.to_string(), false),
+                Err(error) => (format!("{error:#}"), false),
             };
             tries = if started.elapsed() >= SETTLED_AFTER {
                 1
@@ -122,21 +141,33 @@ impl Supervision {
                 tries + 1
             };
             let ever_ready = matches!(*self.set_state.borrow(), State::WasReady);
-            if !ever_ready && tries >= FIRST_TRIES_MAX {
+            let last_line = tail(&self.log, 1);
+            // a person or a test that kills it is no fault of its own
+            let equal = if is_somebodys { 0 } else { ends.add(&why, &last_line) };
+            if equal >= EQUAL_ENDS_MAX || !ever_ready && tries >= FIRST_TRIES_MAX {
+                let times = if equal >= EQUAL_ENDS_MAX {
+                    "each time for the same reason"
+                } else {
+                    "and was never ready"
+                };
                 let why = format!(
-                    "{why}; the end of {}:\n{}",
+                    "it ended {} times, {times} ({why}), and is not started again; the end of {}:\n{}\nMend that, \
+                     then stop `springtide up` and start it again: nothing that was acknowledged is lost",
+                    equal.max(tries),
                     self.log.display(),
                     tail(&self.log, TAIL_LINES)
                 );
+                if ever_ready {
+                    console::say(&format!("{name} is given up: {why}"));
+                }
                 self.set_state.send_replace(State::GivenUp(why));
                 return;
             }
             let delay = backoff(tries);
             console::say(&format!(
-                "{name} ended ({why}); restart in {:.1} s; the end of {}: {}",
+                "{name} ended ({why}); restart in {:.1} s; the end of {}: {last_line}",
                 delay.as_secs_f64(),
-                self.log.display(),
-                tail(&self.log, 1)
+                self.log.display()
             ));
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
@@ -158,8 +189,9 @@ impl Supervision {
         }
         let started = Instant::now();
         let ended = tokio::select! {
-            status = child.wait() => Ended::Unexpectedly(status?.to_string()),
+            status = child.wait() => Ended::Unexpectedly(status?),
             never = self.report_ready(started) => match never {},
+            never = self.rotate_log() => match never {},
             () = self.stop.cancelled() => {
                 child.stop(service.stop).await?;
                 Ended::Stopped
@@ -167,6 +199,16 @@ impl Supervision {
         };
         self.lock.forget(service.name);
         Ok(ended)
+    }
+
+    /// Keeps the log file small while the process writes to it.
+    async fn rotate_log(&self) -> Infallible {
+        loop {
+            tokio::time::sleep(LOG_CHECK_INTERVAL).await;
+            if let Err(error) = rotate(&self.log) {
+                console::say(&format!("{} was not rotated: {error:#}", self.log.display()));
+            }
+        }
     }
 
     /// Reports when the service is ready, the first time and after each restart.
@@ -186,8 +228,33 @@ impl Supervision {
 enum Ended {
     /// On request.
     Stopped,
-    /// With this exit status.
-    Unexpectedly(String),
+    Unexpectedly(ExitStatus),
+}
+
+/// Ends in a row for the same reason.
+#[derive(Debug, Default)]
+struct Ends {
+    reason: (String, String),
+    count: u32,
+}
+
+impl Ends {
+    /// Returns how many ends in a row had this reason. The last line of the log belongs to it, without
+    /// its numbers: times, process ids.
+    fn add(&mut self, why: &str, last_line: &str) -> u32 {
+        let words = last_line.split(|c: char| c.is_ascii_digit()).collect();
+        let reason = (why.to_owned(), words);
+        self.count = if self.reason == reason { self.count + 1 } else { 1 };
+        self.reason = reason;
+        self.count
+    }
+}
+
+/// How many processes the kernel has killed to free memory, as far as it says.
+fn memory_kills() -> u64 {
+    let counters = fs::read_to_string(VMSTAT).unwrap_or_default();
+    let count = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Delay before try number `tries` + 1.
@@ -196,19 +263,28 @@ fn backoff(tries: u32) -> Duration {
     BACKOFF_MIN.saturating_mul(doubled).min(BACKOFF_MAX)
 }
 
-/// Opens for appending. Renames a file that has grown too large first.
+/// Opens for appending.
 fn open_log(path: &Path) -> anyhow::Result<File> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     }
-    if fs::metadata(path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {
-        fs::rename(path, path.with_extension("log.old")).context("rename the old log file")?;
-    }
+    rotate(path)?;
     File::options()
         .create(true)
         .append(true)
         .open(path)
         .with_context(|| format!("open {}", path.display()))
+}
+
+/// Copies a file that has grown too large and empties it: its writer has it open. What it writes in
+/// between is lost, at most a few lines.
+fn rotate(path: &Path) -> anyhow::Result<()> {
+    if fs::metadata(path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {
+        fs::copy(path, path.with_extension("log.old")).context("copy the old log file")?;
+        let file = File::options().write(true).open(path).context("open the log file")?;
+        file.set_len(0).context("empty the log file")?;
+    }
+    Ok(())
 }
 
 /// The last lines of a log file; empty if it cannot be read.
@@ -232,6 +308,7 @@ fn read_end(path: &Path) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn restart_delays_double_up_to_a_limit() {
@@ -241,12 +318,65 @@ mod tests {
     }
 
     #[test]
-    fn a_log_file_that_is_too_large_is_renamed() {
+    fn a_log_file_that_is_too_large_is_emptied_while_its_writer_goes_on() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("log/role.log");
-        open_log(&path).unwrap().set_len(LOG_BYTES_MAX + 1).unwrap();
-        assert_eq!(open_log(&path).unwrap().metadata().unwrap().len(), 0);
+        let mut writer = open_log(&path).unwrap();
+        writer.set_len(LOG_BYTES_MAX + 1).unwrap();
+        rotate(&path).unwrap();
+        writeln!(writer, "next").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "next\n");
         assert!(temp.path().join("log/role.log.old").exists());
+        writer.set_len(LOG_BYTES_MAX + 1).unwrap();
+        assert_eq!(open_log(&path).unwrap().metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn ends_are_equal_if_their_log_says_the_same_at_another_time() {
+        let mut ends = Ends::default();
+        let status = "exit status: 1";
+        assert_eq!(ends.add(status, "2026-01-01T00:00:01Z ERROR no memory"), 1);
+        assert_eq!(ends.add(status, "2026-01-01T00:00:09Z ERROR no memory"), 2);
+        assert_eq!(ends.add(status, "2026-01-01T00:00:10Z ERROR no database"), 1);
+        assert_eq!(ends.add(status, "2026-01-01T00:00:12Z ERROR no memory"), 1);
+        assert_eq!(ends.add("signal: 11", "2026-01-01T00:00:13Z ERROR no memory"), 1);
+    }
+
+    /// Supervises a shell that runs this line, until it is given up.
+    async fn given_up(line: &'static str, is_ready: bool) -> String {
+        let temp = tempfile::tempdir().unwrap();
+        let service = Service {
+            name: "test",
+            stop: Signal::SIGTERM,
+            probe: Rc::new(move || Box::pin(async move { is_ready })),
+            command: Box::new(move || {
+                let mut command = Command::new("sh");
+                command.args(["-c", line]);
+                Ok(command)
+            }),
+        };
+        let lock = StateLock::take(temp.path()).unwrap();
+        let local = tokio::task::LocalSet::new();
+        let given_up = async {
+            let mut running = service.start(lock, temp.path());
+            let state = running.state.wait_for(|state| matches!(state, State::GivenUp(_))).await;
+            let State::GivenUp(why) = state.unwrap().clone() else {
+                unreachable!("it waited for that");
+            };
+            running.stop().await;
+            why
+        };
+        local.run_until(given_up).await
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ends_three_times_for_the_same_reason_is_given_up_even_if_it_was_ready() {
+        let why = given_up("sleep 0.3; echo no memory >&2; exit 3", true).await;
+        assert!(
+            why.contains("3 times, each time for the same reason (exit status: 3)"),
+            "{why}"
+        );
+        assert!(why.contains("no memory") && why.contains("start it again"), "{why}");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! judge/     models behind endpoints that grade rollouts, and their stored answers
 //! uses       which runs used a trajectory, and what for
 //! api/       runs, versions and lines over HTTP, without libtorch
+//! memory     what training a model needs, said before it is taken
 //! computing  whether this process computes, over HTTP
 //! ```
 //! The crate knows serving only as a URL, and reads which version an alias serves from the view
@@ -24,6 +25,7 @@ pub mod dataset;
 pub mod judge;
 pub mod learn;
 mod leases;
+pub mod memory;
 pub mod options;
 pub mod publish;
 pub mod runs;

@@ -7,18 +7,20 @@ use super::folders::{self, Folders};
 use crate::engine::exact::{ExactBackend, Staging};
 use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
-use crate::remote::Updater;
+use crate::remote::{Source, Updater};
 use anyhow::Context;
 use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
+use artifact::folder::FILES;
+use artifact::manifest::Manifest;
 use artifact::memory::{self, Spare};
 use artifact::sign::TrustedKeys;
-use model::config::ModelConfig;
+use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use store::Store;
+use store::{Materialized, Store};
 use text::chat::{self, Templates};
 use text::tokenizer::Tokenizer;
 use time::OffsetDateTime;
@@ -28,7 +30,7 @@ const ROOM_WAIT: Duration = Duration::from_secs(30);
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The checkpoint plus the packed weights, which take as many bytes again for bf16 and f32, and
 /// twice as many for f16.
-const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
+pub(crate) const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
 
 struct Loaded {
     /// Dead once the version has retired.
@@ -47,7 +49,7 @@ pub enum Host {
     /// Our own engine, which holds several versions.
     Own { engine: Handle, staging: Arc<Staging> },
     /// Engines elsewhere, which hold one each.
-    Remote { updater: Box<Updater>, context_max: usize },
+    Remote { updater: Box<Updater> },
     /// Whoever reads folders.
     Folders(Folders),
 }
@@ -116,7 +118,7 @@ impl Loader {
             check_content_hash(version.root, target)?;
             match &mut self.host {
                 Host::Own { .. } => {}
-                Host::Remote { updater, .. } => {
+                Host::Remote { updater } => {
                     updater.place(&version, &checkpoint, wanted.kept).await?;
                 }
                 // another version may have been tried since
@@ -138,7 +140,11 @@ impl Loader {
             .await
             .context("read the manifest")?;
         check_content_hash(manifest.root, target)?;
-        let weights = manifest.tensor_bytes.saturating_mul(BYTES_PER_CHECKPOINT_BYTE);
+        let weights = manifest.tensor_bytes.saturating_mul(match &self.host {
+            Host::Own { .. } | Host::Folders(_) => BYTES_PER_CHECKPOINT_BYTE,
+            // the exact model has memory of its own
+            Host::Remote { updater } => u64::from(updater.gives_weights()),
+        });
         let needed = weights.saturating_add(self.cache_bytes);
         self.make_room(needed, wanted.required).await?;
         // spare buffers may not have the sizes that this version needs, so they must fit in
@@ -160,13 +166,9 @@ impl Loader {
             let read = tokio::task::spawn_blocking(move || folders.bases(version, root, &known));
             bases.extend(read.await.context("the reading thread")?);
         }
-        let materialized = self
-            .store
-            .materialize(&self.policy, target.version, keys, &bases)
-            .await
-            .context("materialize")?;
+        let restored = self.restore(target.version, &manifest, keys, &bases).await?;
         drop(bases);
-        let checkpoint = materialized.checkpoint;
+        let checkpoint = restored.checkpoint;
         // Only now is the model's shape known. A cache that does not fit must not be allocated.
         self.cache_bytes = match &self.host {
             Host::Own { staging, .. } => ExactBackend::cache_bytes_for(&checkpoint, staging).context("stage")?,
@@ -194,8 +196,8 @@ impl Loader {
             policy: self.policy.clone(),
             version: target.version,
             epoch: wanted.epoch,
-            fetch_ms: ms(materialized.fetch),
-            verify_ms: ms(materialized.verify),
+            fetch_ms: ms(restored.fetch),
+            verify_ms: ms(restored.verify),
             stage_ms: ms(hosted.stage),
             pause_ms: ms(hosted.pause),
             at: OffsetDateTime::now_utc(),
@@ -203,7 +205,7 @@ impl Loader {
         tracing::info!(
             version = target.version,
             root = %target.root.short(),
-            fetched_bytes = materialized.bytes_fetched,
+            fetched_bytes = restored.bytes_fetched,
             fetch_ms = swap.fetch_ms,
             verify_ms = swap.verify_ms,
             stage_ms = swap.stage_ms,
@@ -211,20 +213,57 @@ impl Loader {
             "version resident"
         );
         metrics::histogram!("springtide_swap_stage_seconds").record(hosted.stage.as_secs_f64());
-        metrics::counter!("springtide_followed_bytes_total").increment(materialized.bytes_fetched);
+        metrics::counter!("springtide_followed_bytes_total").increment(restored.bytes_fetched);
         Ok((version, Some(swap)))
+    }
+
+    /// Reads a version from the store: only its files if engines elsewhere answer that get no weights from
+    /// here.
+    async fn restore(
+        &mut self,
+        serial: i64,
+        manifest: &Manifest,
+        keys: &TrustedKeys,
+        bases: &[(i64, Arc<Checkpoint>)],
+    ) -> anyhow::Result<Materialized> {
+        let updater = match &mut self.host {
+            Host::Remote { updater } if !updater.gives_weights() => updater,
+            Host::Own { .. } | Host::Remote { .. } | Host::Folders(_) => {
+                let read = self.store.materialize(&self.policy, serial, keys, bases);
+                return read.await.context("materialize");
+            }
+        };
+        let started = Instant::now();
+        let files = self
+            .store
+            .files(&self.policy, serial, keys, FILES)
+            .await
+            .context("read its files")?;
+        updater.read_from(Source {
+            store: self.store.clone(),
+            policy: self.policy.clone(),
+            keys: keys.clone(),
+        });
+        Ok(Materialized {
+            bytes_fetched: files.files.values().map(|file| file.len() as u64).sum(),
+            checkpoint: Arc::new(files),
+            root: manifest.root,
+            fetch: started.elapsed(),
+            verify: Duration::ZERO,
+            path: vec![serial],
+        })
     }
 
     /// Notes what an assignment says of engines that cannot be probed.
     pub fn vouch(&self, aliases: &BTreeMap<String, Target>) {
-        if let Host::Remote { updater, .. } = &self.host {
+        if let Host::Remote { updater } = &self.host {
             updater.vouch(aliases);
         }
     }
 
     /// Requests are routed by this assignment, to these versions, from now on.
     pub fn in_force(&self, aliases: &BTreeMap<String, Target>, serials: BTreeSet<i64>) {
-        if let Host::Remote { updater, .. } = &self.host {
+        if let Host::Remote { updater } = &self.host {
             updater.in_force(aliases, serials);
         }
     }
@@ -232,7 +271,7 @@ impl Loader {
     /// Engines elsewhere may restart, and some may be spare: gives the next one the version that it should
     /// hold. `shares`: versions in force and the shares of users they have. False: nothing is left to do.
     pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<bool> {
-        let Host::Remote { updater, .. } = &mut self.host else {
+        let Host::Remote { updater } = &mut self.host else {
             return Ok(false);
         };
         let in_force = shares.iter().filter_map(|(serial, _)| {
@@ -288,12 +327,14 @@ impl Loader {
                 let pause = installation.pause;
                 Ok((version, Hosted { stage, pause }))
             }
-            Host::Remote { updater, context_max } => {
-                let config = checkpoint.files.get("config.json").context("config.json is missing")?;
-                let config = ModelConfig::from_json(config)?;
+            Host::Remote { updater } => {
+                let declared = Declared::of(checkpoint)?;
                 let shape = Shape {
-                    context: updater.context().await?.min(*context_max),
-                    vocab: u32::try_from(config.vocab_size).unwrap_or(u32::MAX),
+                    context: updater
+                        .context()
+                        .await?
+                        .min(declared.max_position_embeddings.unwrap_or(usize::MAX)),
+                    vocab: declared.vocab_size,
                     // engines elsewhere do not report them
                     experts: None,
                 };
@@ -380,6 +421,20 @@ impl Loader {
     }
 }
 
+/// What a gateway needs of a `config.json`. The engine knows the architecture, so any will do.
+#[derive(Deserialize)]
+struct Declared {
+    vocab_size: u32,
+    max_position_embeddings: Option<usize>,
+}
+
+impl Declared {
+    fn of(checkpoint: &Checkpoint) -> anyhow::Result<Self> {
+        let config = checkpoint.files.get("config.json").context("config.json is missing")?;
+        serde_json::from_slice(config).context("read config.json")
+    }
+}
+
 /// What a model computes with.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -447,7 +502,6 @@ fn ms(duration: Duration) -> f64 {
 mod tests {
     use super::*;
     use crate::engine;
-    use artifact::manifest::Manifest;
     use artifact::sign::SigningKey;
     use model::exact::Arithmetic;
     use std::path::Path;
@@ -459,6 +513,16 @@ mod tests {
 
     /// Publishes `checkpoint` as this version of a store in `folder`.
     async fn publish(folder: &Path, version: i64, checkpoint: &Checkpoint) -> (Store, TrustedKeys, Target) {
+        publish_sized(folder, version, checkpoint, checkpoint.tensor_bytes()).await
+    }
+
+    /// The same with a manifest that says how many bytes its tensors take.
+    async fn publish_sized(
+        folder: &Path,
+        version: i64,
+        checkpoint: &Checkpoint,
+        tensor_bytes: u64,
+    ) -> (Store, TrustedKeys, Target) {
         let key = SigningKey::from_seed(&[1; 32]);
         let store = Store::open(&format!("file://{}", folder.display())).unwrap();
         let object = store.put_object("demo", &checkpoint.to_bytes().unwrap()).await.unwrap();
@@ -472,7 +536,7 @@ mod tests {
             branch: 0,
             checkpoint: Some(object),
             delta: None,
-            tensor_bytes: checkpoint.tensor_bytes(),
+            tensor_bytes,
             run: None,
             fence: 0,
             created_at: OffsetDateTime::now_utc(),
@@ -544,6 +608,67 @@ mod tests {
         loader.bytes_max += 1;
         loader.load(&keys, wanted).await.unwrap();
         assert_eq!(loader.used(), loader.bytes_max);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_gateway_reads_no_weights_and_refuses_a_version_that_it_cannot_prove_unless_somebody_vouches() {
+        use crate::remote::tests::{CONTEXT, Fake, VOCAB, gateway_to};
+        let folder = tempfile::tempdir().unwrap();
+        // 70 billion parameters, and no weight of them
+        let mut checkpoint = golden();
+        let mut config: serde_json::Value = serde_json::from_slice(&checkpoint.files["config.json"]).unwrap();
+        for (field, value) in [
+            ("hidden_size", 8192),
+            ("intermediate_size", 28672),
+            ("num_hidden_layers", 80),
+        ] {
+            config[field] = value.into();
+        }
+        checkpoint.files.insert("config.json".into(), config.to_string().into());
+        checkpoint.tensors.clear();
+        let (store, keys, target) = publish_sized(folder.path(), 1, &checkpoint, 141_000_000_000).await;
+        let engine = Fake::start().await;
+        engine.held().name = format!("springtide-1-{}", target.root.short());
+        let kept = BTreeSet::new();
+        let wanted = Wanted {
+            epoch: 1,
+            target,
+            required: true,
+            kept: &kept,
+        };
+        // no byte for versions: none is held
+        let loader = |unproved_error_max| {
+            let (watch, updater) = gateway_to(&engine, unproved_error_max);
+            let host = Host::Remote {
+                updater: Box::new(updater),
+            };
+            (watch, Loader::new(&options(folder.path(), store.clone(), 0), host))
+        };
+        let (_watch, mut refusing) = loader(None);
+        let refused = loop {
+            let refused = format!("{:#}", refusing.load(&keys, wanted).await.unwrap_err());
+            // its watch has to see the engine first
+            if !refused.contains("none of the 1 engines") {
+                break refused;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        for part in [
+            "282.0 GB",
+            "serve.remote.probe_bytes_max is 4.3 GB",
+            "unproved_error_max",
+        ] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        let (_watch, mut loader) = loader(Some(0.05));
+        let version = loop {
+            match loader.load(&keys, wanted).await {
+                Ok((version, _)) => break version,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        };
+        assert_eq!((version.vocab, version.context), (VOCAB, CONTEXT));
+        assert_eq!((loader.used(), engine.updates().len()), (0, 0));
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
 pub const BIAS_MIN: f32 = -100.0;
+/// As vLLM's own default.
+const SLOTS_DEFAULT: usize = 256;
 
 #[derive(Debug)]
 pub enum Client {
@@ -116,6 +118,16 @@ impl Client {
         vllm.chain(sglang).chain(openai).collect()
     }
 
+    /// Sequences that it samples together. `None`: it does not say.
+    async fn slots(&self) -> Option<usize> {
+        let slots = match self {
+            Client::Vllm(engine) => engine.slots().await,
+            Client::Sglang(engine) => engine.slots().await,
+            Client::OpenAi(_) => Ok(None),
+        };
+        slots.ok().flatten().filter(|&slots| slots > 0)
+    }
+
     pub fn url(&self) -> &str {
         match self {
             Client::Vllm(engine) => engine.url(),
@@ -209,6 +221,19 @@ impl Client {
             Client::OpenAi(engine) => engine.generate(request, seeds).await,
         }
     }
+}
+
+/// Sequences that one engine samples together: as configured, or the fewest that an engine says. What an
+/// engine gets beyond its own waits there.
+pub async fn slots(options: &Options) -> anyhow::Result<usize> {
+    if let Some(slots) = options.slots {
+        return Ok(slots);
+    }
+    let clients = Client::all(options)?;
+    let said = futures::future::join_all(clients.iter().map(Client::slots)).await;
+    let slots = said.into_iter().flatten().min().unwrap_or(SLOTS_DEFAULT);
+    tracing::info!(slots, "sequences that an engine samples together");
+    Ok(slots)
 }
 
 /// What keeps the prompts of tenants apart in an engine's cache, so that one tenant cannot learn from

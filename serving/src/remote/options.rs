@@ -26,6 +26,9 @@ pub struct Options {
     pub sglang: Vec<Server>,
     /// Other servers with OpenAI's API, which take no weights from us.
     pub openai: Vec<OpenAiServer>,
+    /// Sequences that one engine samples together. Default: the fewest that an engine says, or 256.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<usize>,
     /// Folder for weights that an engine reads, best in memory. Engines must see the same files. Its
     /// group may read them; one that somebody else may write to is refused.
     pub patch_dir: PathBuf,
@@ -34,6 +37,13 @@ pub struct Options {
     /// Largest difference between a log-probability that an engine serves and that of our exact model,
     /// in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
     pub probe_error_max: f32,
+    /// Memory for the exact model of one version, and for reading its weights, in bytes.
+    pub probe_bytes_max: u64,
+    /// A version whose exact model needs more goes unproved, if this is set: its publisher states that the
+    /// engines' log-probabilities are within so many nats of the exact ones. Nothing checks that here. Without
+    /// it, such a version gets no traffic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unproved_error_max: Option<f32>,
     /// How long running requests may take to finish before an engine changes its version, in
     /// milliseconds. Then they are cut off.
     pub drain_ms_max: u64,
@@ -128,9 +138,12 @@ impl Default for Options {
             vllm: Vec::new(),
             sglang: Vec::new(),
             openai: Vec::new(),
+            slots: None,
             patch_dir: PathBuf::from("/dev/shm/springtide"),
             in_flight: InFlight::Drain,
             probe_error_max: 1e-3,
+            probe_bytes_max: 4 << 30,
+            unproved_error_max: None,
             drain_ms_max: 30_000,
             timeout_ms: 60_000,
             send_seeds: false,
@@ -144,6 +157,11 @@ impl Options {
     /// Whether engines elsewhere answer instead of our own.
     pub fn is_used(&self) -> bool {
         !(self.vllm.is_empty() && self.sglang.is_empty() && self.openai.is_empty())
+    }
+
+    /// Whether some engine gets its weights from here. Only then weights are held here.
+    pub fn gives_weights(&self) -> bool {
+        self.controlled().any(|(_, server)| server.control)
     }
 
     fn controlled(&self) -> impl Iterator<Item = (&'static str, &Server)> {
@@ -190,6 +208,11 @@ impl Options {
             "probe_error_max is {}; it must be a number of nats above 0",
             self.probe_error_max
         );
+        ensure!(
+            self.unproved_error_max.is_none_or(|error| error > 0.0 && error.is_finite()),
+            "serve.remote.unproved_error_max must be a number of nats above 0, or be left out"
+        );
+        ensure!(self.slots != Some(0), "serve.remote.slots is 0; give at least 1, or leave it out");
         ensure!(self.timeout_ms > 0, "timeout_ms of engines is 0; it must be at least 1");
         Ok(())
     }

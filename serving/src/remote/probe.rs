@@ -27,12 +27,13 @@ pub struct Probed {
     pub largest_difference: f32,
 }
 
-/// Fails if the engine does not answer, or with other weights than those named `weights`.
+/// Fails if the engine does not answer, or with other weights than those named `weights`. Without a model
+/// nothing is compared.
 pub async fn probe(
     engine: &Client,
     weights: &str,
     version: &Arc<LoadedVersion>,
-    model: &Arc<ExactModel>,
+    model: Option<&Arc<ExactModel>>,
 ) -> anyhow::Result<Probed> {
     let params = Params {
         temperature: TEMPERATURE,
@@ -45,7 +46,16 @@ pub async fn probe(
         .iter()
         .map(|prompt| sample(engine, weights, version, prompt.clone(), params.clone()));
     let sampled = futures::future::try_join_all(sampled).await?;
-    let model = model.clone();
+    let Some(model) = model.cloned() else {
+        ensure!(
+            sampled.iter().flatten().all(|token| token.logprob.is_finite()),
+            "the engine serves log-probabilities that are not finite"
+        );
+        return Ok(Probed {
+            tokens: 0,
+            largest_difference: 0.0,
+        });
+    };
     tokio::task::spawn_blocking(move || compare(&model, &params, &prompts, &sampled))
         .await
         .context("the probe's thread")?

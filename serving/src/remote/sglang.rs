@@ -108,6 +108,14 @@ impl Sglang {
         Ok(info.weight_version)
     }
 
+    /// Sequences that it samples together, of all its data-parallel ranks.
+    pub async fn slots(&self) -> anyhow::Result<Option<usize>> {
+        let info: Value = self.http.get("/server_info").await?;
+        let ranks = info["internal_states"].as_array().into_iter().flatten();
+        let slots = ranks.map(|rank| rank["effective_max_running_requests_per_dp"].as_u64());
+        Ok(slots.sum::<Option<u64>>().and_then(|slots| usize::try_from(slots).ok()))
+    }
+
     /// Longest prompt and completion together, in tokens.
     pub async fn context(&self) -> anyhow::Result<usize> {
         #[derive(Deserialize)]

@@ -11,7 +11,8 @@ mod schemas;
 mod stand;
 mod tide;
 
-pub(crate) use fake::{Fake, Faults, version};
+pub(crate) use fake::{CONTEXT, Fake, Faults, VOCAB, version};
+pub(crate) use stand::gateway_to;
 
 use stand::{Stand, config, finished, next, openai, vllm};
 
@@ -87,6 +88,24 @@ async fn an_engine_that_reports_success_and_keeps_its_weights_gets_no_traffic() 
         .unwrap_err();
     assert!(format!("{refused:#}").contains("probe_error_max"), "{refused:#}");
     assert!(!stand.updater.serves(3) && !stand.updater.serves(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_are_those_that_the_engine_says_unless_they_are_configured() {
+    let (fake, other) = (Fake::start().await, "http://127.0.0.1:1".to_owned());
+    let with = |vllm: Vec<Server>, slots| Options {
+        vllm,
+        slots,
+        ..Options::default()
+    };
+    let down = Server {
+        url: other,
+        ..Server::default()
+    };
+    let slots = async |options: Options| super::slots(&options).await.unwrap();
+    assert_eq!(slots(with(vec![vllm(&fake), down.clone()], None)).await, fake::SLOTS);
+    assert_eq!(slots(with(vec![vllm(&fake)], Some(7))).await, 7);
+    assert_eq!(slots(with(vec![down], None)).await, 256);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ use super::options::{InFlight, Options};
 use super::placement::State;
 use super::pool::Pool;
 use super::probe::{self, Probed};
+use super::weights::{self, Source};
 use crate::engine::LoadedVersion;
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
@@ -42,7 +43,9 @@ pub struct Updater {
     /// Per engine; `None`: unknown weights.
     held: Vec<Option<Held>>,
     /// The exact model that was needed last, by serial.
-    exact: Option<(i64, Arc<ExactModel>)>,
+    exact: Option<(i64, Option<Arc<ExactModel>>)>,
+    /// Where the weights of a version are that came without them.
+    source: Option<Source>,
     /// For the engines that take weights. `None`: there are none.
     files: Option<Files>,
     /// When each engine that takes no weights is probed next.
@@ -62,7 +65,18 @@ impl Updater {
             options,
             arithmetic,
             exact: None,
+            source: None,
         })
+    }
+
+    /// Whether engines get their weights from here. Otherwise versions come without tensors.
+    pub fn gives_weights(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Where the weights of versions are read that came without them.
+    pub fn read_from(&mut self, source: Source) {
+        self.source = Some(source);
     }
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
@@ -144,7 +158,9 @@ impl Updater {
             Some(held) => Some(held),
             None => self.named(engine, version, checkpoint).await,
         };
-        let changed = self.update_and_probe(engine, held, version, checkpoint, &model).await;
+        let changed = self
+            .update_and_probe(engine, held, version, checkpoint, model.as_ref())
+            .await;
         let (probed, patched) = match changed {
             Ok(changed) => changed,
             Err(error) => {
@@ -227,7 +243,7 @@ impl Updater {
         held: Option<Held>,
         version: &Arc<LoadedVersion>,
         checkpoint: &Arc<Checkpoint>,
-        model: &Arc<ExactModel>,
+        model: Option<&Arc<ExactModel>>,
     ) -> anyhow::Result<(Probed, Option<u64>)> {
         let client = self.pool.client(engine);
         let name = weights_name(version);
@@ -275,9 +291,12 @@ impl Updater {
         &self,
         engine: usize,
         version: &Arc<LoadedVersion>,
-        model: &Arc<ExactModel>,
+        model: Option<&Arc<ExactModel>>,
     ) -> anyhow::Result<Probed> {
         let client = self.pool.client(engine);
+        if model.is_none() && !client.names_weights() {
+            bail!("the engine names no weights, so without a probe nobody knows which version it holds");
+        }
         let probed = probe::probe(client, &weights_name(version), version, model).await?;
         let Probed { largest_difference, .. } = probed;
         if largest_difference > self.options.probe_error_max {
@@ -292,18 +311,19 @@ impl Updater {
         Ok(probed)
     }
 
-    async fn exact_model(&mut self, serial: i64, checkpoint: &Arc<Checkpoint>) -> anyhow::Result<Arc<ExactModel>> {
+    /// `None`: the version goes unproved.
+    async fn exact_model(
+        &mut self,
+        serial: i64,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> anyhow::Result<Option<Arc<ExactModel>>> {
         if let Some((_, model)) = self.exact.as_ref().filter(|(of, _)| *of == serial) {
             return Ok(model.clone());
         }
         // free the other one first
         self.exact = None;
-        let (checkpoint, arithmetic) = (checkpoint.clone(), self.arithmetic.clone());
-        let model = tokio::task::spawn_blocking(move || ExactModel::with_arithmetic(&checkpoint, &arithmetic))
-            .await
-            .context("the staging thread")?
-            .context("build the exact model")?;
-        let model = Arc::new(model);
+        let (source, options) = (self.source.as_ref(), &self.options);
+        let model = weights::exact_model(source, options, &self.arithmetic, serial, checkpoint).await?;
         self.exact = Some((serial, model.clone()));
         Ok(model)
     }

@@ -124,6 +124,13 @@ impl Vllm {
         Ok(info.weight_version)
     }
 
+    /// Sequences that it samples together. Only servers in development mode say so.
+    pub async fn slots(&self) -> anyhow::Result<Option<usize>> {
+        let info: Value = self.http.get_control("/server_info?config_format=json").await?;
+        let slots = &info["vllm_config"]["scheduler_config"]["max_num_seqs"];
+        Ok(slots.as_u64().and_then(|slots| usize::try_from(slots).ok()))
+    }
+
     /// Longest prompt and completion together, in tokens.
     pub async fn context(&self) -> anyhow::Result<usize> {
         #[derive(Deserialize)]

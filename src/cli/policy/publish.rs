@@ -1,12 +1,14 @@
 //! `publish`: weights that another trainer wrote become a version.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
+use artifact::folder::LazyFolder;
 use artifact::manifest::Manifest;
+use artifact::need::{Limit, Need};
 use serde_json::{Value, json};
 use trainer::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
 
@@ -74,6 +76,7 @@ impl Publish {
                 text(&manifest) + "checkpoint none: a publication from one machine can write one (`--checkpoint`)"
             });
         }
+        ask_memory(config, &self.folder, &publisher, parent).await?;
         let folder = self.folder.clone();
         let checkpoint = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
             .await?
@@ -121,6 +124,33 @@ impl Publish {
             )
         })
     }
+}
+
+/// Both versions are in memory, and for a moment what the parent is rebuilt from or the delta.
+async fn ask_memory(config: &Config, folder: &Path, publisher: &Publisher, parent: i64) -> anyhow::Result<()> {
+    let keys = publisher.trusted().await?;
+    let parent = publisher.store.get_manifest(&publisher.policy, parent, &keys).await;
+    let parent = parent.context("read the parent's manifest")?.tensor_bytes;
+    let path = folder.to_owned();
+    let read = tokio::task::spawn_blocking(move || LazyFolder::open(&path)).await?;
+    let bytes = read
+        .with_context(|| format!("read the weights in {}", folder.display()))?
+        .tensor_bytes();
+    let need = Need::default()
+        .and("the new version", bytes)
+        .and("its parent", parent)
+        .and("the parent's objects, or the delta", parent.max(bytes))
+        .and(
+            "a quantized copy",
+            if config.policy.quantized.is_empty() { 0 } else { bytes },
+        );
+    let mend = "publish from a larger machine, or from several with `springtide policy shard` and `publish --shards`";
+    need.fits(
+        &Limit::of_this_process(),
+        format!("publishing {}", folder.display()),
+        mend,
+    )?;
+    Ok(())
 }
 
 fn document(manifest: &Manifest, parent: i64) -> Value {

@@ -4,10 +4,12 @@
 mod sft;
 
 use anyhow::ensure;
+use artifact::need::Limit;
 use axum::routing::get;
 use edge::auth::key;
 use sqlx::PgPool;
-use trainer::{Computing, Environment};
+use store::Store;
+use trainer::{Computing, Environment, memory};
 
 use super::App;
 use crate::config::{Config, Part};
@@ -43,6 +45,8 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
     role.own_policy(config).await?;
     check_own_key(config, &role.pool).await?;
     signing_keys::prepare(config, &role.pool, "train", "trainer").await?;
+    let store = policy_store::open(config)?;
+    ask_memory(config, &store, &role.pool).await?;
     let listener = role.listen(config, Part::Train).await?;
     let metrics = role.metrics(config, Part::Train);
     let computing = Computing::default();
@@ -55,7 +59,7 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
         quantized: config.policy.quantized.clone(),
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client()?,
-        store: policy_store::open(config)?,
+        store,
         payloads: role::payloads(app)?,
         keys_dir: config.keys_dir(),
         serve_url: config.serve_url(),
@@ -69,6 +73,18 @@ async fn execute_runs(app: &App) -> anyhow::Result<()> {
     done.cancel();
     server.await??;
     outcome
+}
+
+/// Refuses a model that this machine cannot train, before anything of it is loaded.
+async fn ask_memory(config: &Config, store: &Store, pool: &PgPool) -> anyhow::Result<()> {
+    let (policy, keys_dir) = (&config.policy, config.keys_dir());
+    let size = memory::size_at_start(pool, store, &keys_dir, &policy.name, &config.trainer, &policy.base).await?;
+    if let Some(size) = size {
+        let need = memory::needed(&size, &config.trainer, policy.compute);
+        tracing::info!(bytes = need.bytes(), %need, "memory that training needs");
+        memory::ask(&size, &config.trainer, policy.compute, &Limit::of_this_process())?;
+    }
+    Ok(())
 }
 
 /// Rollouts belong to the tenant of the key that requests them, and a run reads only its policy's

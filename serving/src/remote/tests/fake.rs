@@ -4,6 +4,7 @@ use super::*;
 
 pub(crate) const CONTEXT: usize = 64;
 pub(crate) const VOCAB: u32 = 96;
+pub(crate) const SLOTS: usize = 48;
 
 /// What goes wrong from now on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -100,6 +101,10 @@ impl Fake {
             .route(
                 "/v1/models",
                 get(|| async { Json(json!({"data": [{"max_model_len": CONTEXT}]})) }),
+            )
+            .route(
+                "/server_info",
+                get(|| async { Json(json!({"vllm_config": {"scheduler_config": {"max_num_seqs": SLOTS}}})) }),
             )
             .route("/pause", post(pause))
             .route("/start_weight_update", post(done))

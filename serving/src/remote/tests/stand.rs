@@ -2,6 +2,24 @@
 
 use super::*;
 
+/// A gateway to an engine whose weights somebody else changes. It is watched until the guard is dropped.
+pub(crate) fn gateway_to(engine: &Fake, unproved_error_max: Option<f32>) -> (tokio_util::sync::DropGuard, Updater) {
+    let server = Server {
+        control: false,
+        ..vllm(engine)
+    };
+    let options = Options {
+        vllm: vec![server],
+        unproved_error_max,
+        ..Options::default()
+    };
+    let pool = Pool::new(&options, 4, config(64)).unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(pool.clone().watch(stop.clone()));
+    let updater = Updater::new(pool, options, Arithmetic::default()).unwrap();
+    (stop.drop_guard(), updater)
+}
+
 /// A pool over some engines, watched, and its updater.
 pub(super) struct Stand {
     pub(super) fakes: Vec<Fake>,

@@ -134,7 +134,7 @@ impl Updater {
     ) -> anyhow::Result<bool> {
         let model = self.exact_model(version.serial, checkpoint).await?;
         let url = self.pool.client(engine).url().to_owned();
-        match self.probe(engine, version, &model).await {
+        match self.probe(engine, version, model.as_ref()).await {
             Ok(probed) => {
                 self.probe_at[engine] = Instant::now() + PROBE_INTERVAL;
                 let served = State::Serving(version.serial);
