@@ -86,7 +86,12 @@ mod tests {
             "{why}"
         );
         // each fits, all together do not
-        let why = ask(&config, &Limit::setting("the machine's memory", 1 << 30))
+        let train = trainer::memory::needed(
+            &Size::of_folder(&config.policy.base).unwrap(),
+            &config.trainer,
+            config.policy.compute,
+        );
+        let why = ask(&config, &Limit::setting("the machine's memory", train.bytes()))
             .unwrap_err()
             .to_string();
         assert!(why.contains("this stack needs"), "{why}");

@@ -23,6 +23,7 @@ use anyhow::{Context, bail};
 use artifact::need::Limit;
 use futures::future::select_all;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::LocalSet;
 
 use crate::config::Config;
@@ -141,9 +142,7 @@ impl<'a> Supervisor<'a> {
         let mut message_timer = tokio::time::interval(WAITING_MESSAGE_INTERVAL);
         message_timer.tick().await; // the first tick comes at once
         // one that was ready and is given up may be what the others wait for
-        let running = self.running.borrow();
-        let mut all: Vec<_> = running.iter().map(|one| (one.name, one.state.clone())).collect();
-        drop(running);
+        let mut all = self.states();
         loop {
             for (name, state) in &mut all {
                 match &*state.borrow_and_update() {
@@ -168,6 +167,11 @@ impl<'a> Supervisor<'a> {
                 }
             }
         }
+    }
+
+    fn states(&self) -> Vec<(&'static str, watch::Receiver<State>)> {
+        let running = self.running.borrow();
+        running.iter().map(|one| (one.name, one.state.clone())).collect()
     }
 
     fn print_addresses(&self) {

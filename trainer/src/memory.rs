@@ -5,7 +5,7 @@ use crate::publish::record;
 use anyhow::Context;
 use artifact::need::{Limit, Need};
 use artifact::sign::TrustedKeys;
-use model::exact::Compute;
+use model::exact::{Compute, kept_bytes};
 use model::gradient::Gradient;
 use model::size::Size;
 use sqlx::PgPool;
@@ -45,6 +45,7 @@ pub fn needed(size: &Size, options: &Options, compute: Compute) -> Need {
     let step = &realtime.step;
     let rows = step.micro_batch_tokens as u64;
     let inputs = rows * F32 * (config.hidden_size * config.num_hidden_layers).unsigned_abs();
+    let kept = kept_bytes(config, rows).saturating_mul(config.num_hidden_layers.unsigned_abs());
     let logits = rows.saturating_mul(F32 * config.vocab_size.unsigned_abs() * LOGITS_COPIES);
     // the old and the new one, and the new one as the run state's tensors and bytes
     need.and("weights", (2 + bases) * tensor_bytes + 2 * packed_bytes + held)
@@ -53,7 +54,9 @@ pub fn needed(size: &Size, options: &Options, compute: Compute) -> Need {
         .and("optimizer state", 4 * 2 * masters * F32)
         .and(
             "activations",
-            inputs.saturating_add(logits).saturating_add(step.activation_bytes_max),
+            inputs
+                .saturating_add(logits)
+                .saturating_add(kept.min(step.activation_bytes_max)),
         )
 }
 

@@ -334,15 +334,11 @@ impl ExactModel {
 
     /// The first layer whose parts are kept, so that all from there on fit into `bytes_max`.
     fn first_kept_layer(&self, rows: usize, bytes_max: u64) -> usize {
-        let (c, layers) = (&self.config, self.transformer.layers.len());
-        if !Gradient::supports(c, self.compute()) {
+        let layers = self.transformer.layers.len();
+        if !Gradient::supports(&self.config, self.compute()) {
             return layers;
         }
-        let (q, kv) = (c.num_attention_heads, c.num_key_value_heads);
-        let before_norms = if c.qk_norm { q + kv } else { 0 };
-        let heads = before_norms + q + 2 * kv + q; // the last of them attended
-        let values = c.hidden_size + 2 * c.intermediate_size + c.head_dim * heads;
-        let bytes = (rows as u64).saturating_mul(4 * values as u64).max(1);
+        let bytes = kept_bytes(&self.config, rows as u64).max(1);
         layers.saturating_sub(usize::try_from(bytes_max / bytes).unwrap_or(usize::MAX))
     }
 
@@ -414,6 +410,15 @@ impl ExactModel {
             None => Ok(()),
         }
     }
+}
+
+/// Bytes that a gradient needs of a dense layer besides its input, for this many rows.
+pub fn kept_bytes(config: &ModelConfig, rows: u64) -> u64 {
+    let (q, kv) = (config.num_attention_heads, config.num_key_value_heads);
+    let before_norms = if config.qk_norm { q + kv } else { 0 };
+    let heads = before_norms + q + 2 * kv + q; // the last of them attended
+    let values = config.hidden_size + 2 * config.intermediate_size + config.head_dim * heads;
+    rows.saturating_mul(4 * values.unsigned_abs())
 }
 
 #[cfg(test)]
