@@ -63,11 +63,11 @@ pub async fn ask_at_start(
     } in &versions
     {
         if options.remote.gives_weights() {
-            need = need.and("a version's weights", *tensor_bytes);
+            need = need.and("weights", *tensor_bytes);
         }
         if !options.remote.is_used() {
             let size = Size::of_files(&files.files, *tensor_bytes)?;
-            need = need.and("a version", needed(&size, 1, options, compute).bytes());
+            need = need.plus(&needed(&size, 1, options, compute));
         } else if options.remote.unproved_error_max.is_none() {
             remote::ask_for_probe(files, *tensor_bytes, &options.remote, *serial)?;
         }

@@ -1,12 +1,14 @@
 //! What training a model needs of memory, said before any of it is taken.
 
+use crate::learn::settings::StepSettings;
 use crate::options::Options;
 use crate::publish::record;
 use anyhow::Context;
-use artifact::need::{Limit, Need};
+use artifact::need::{Limit, Need, gb};
 use artifact::sign::TrustedKeys;
 use model::exact::{Compute, kept_bytes};
 use model::gradient::Gradient;
+use model::lora;
 use model::size::Size;
 use sqlx::PgPool;
 use std::path::Path;
@@ -17,39 +19,44 @@ const F32: u64 = 4;
 /// Tables of a micro-batch's logits at a time: values, distribution, and their gradients.
 const LOGITS_COPIES: u64 = 4;
 
-/// The most that the process needs at a time: while it publishes a step, of which the state before and
-/// after is in memory, and the state after once more as bytes.
+/// The most that the process needs at a time, without offline runs.
 pub fn needed(size: &Size, options: &Options, compute: Compute) -> Need {
+    let bytes = size.tensor_bytes;
+    let need = Need::default().and("squashed deltas", if options.squash { 2 * bytes } else { 0 });
     let realtime = &options.realtime;
+    match realtime.enabled {
+        true => need.plus(&learner(size, realtime.lora.as_ref(), &realtime.step, compute)),
+        false => need.and("the first version", bytes),
+    }
+}
+
+/// The most that one run needs at a time: while it publishes a step, of which the state before and after is
+/// in memory, and the state after once more as tensors and bytes.
+fn learner(size: &Size, lora: Option<&lora::Config>, step: &StepSettings, compute: Compute) -> Need {
     let Size {
         config,
         tensor_bytes,
         packed_bytes,
     } = size;
-    let need = Need::default().and("squashed deltas", if options.squash { 2 * tensor_bytes } else { 0 });
-    if !realtime.enabled {
-        return need.and("the first version", *tensor_bytes);
-    }
     let all = size.weights(|_| true);
     // by default an adapter has the matrices of all layers
     let layers = || size.weights(|name| name.starts_with("model.layers."));
-    let (gradients, masters, bases) = match &realtime.lora {
+    let (gradients, masters, bases) = match lora {
         None => (all, all, 0),
         Some(lora) => (layers(), factors(size, lora.r), 1),
     };
-    let (held, sums) = match Gradient::supports(config, compute) {
-        true => (*packed_bytes, gradients * F32),
+    let held = match Gradient::supports(config, compute) {
+        true => *packed_bytes,
         // libtorch's leaves
-        false => (all * F32, gradients * F32),
+        false => all * F32,
     };
-    let step = &realtime.step;
     let rows = step.micro_batch_tokens as u64;
     let inputs = rows * F32 * (config.hidden_size * config.num_hidden_layers).unsigned_abs();
     let kept = kept_bytes(config, rows).saturating_mul(config.num_hidden_layers.unsigned_abs());
     let logits = rows.saturating_mul(F32 * config.vocab_size.unsigned_abs() * LOGITS_COPIES);
-    // the old and the new one, and the new one as the run state's tensors and bytes
-    need.and("weights", (2 + bases) * tensor_bytes + 2 * packed_bytes + held)
-        .and("gradients", 2 * sums)
+    Need::default()
+        .and("weights", (2 + bases) * tensor_bytes + 2 * packed_bytes + held)
+        .and("gradients", 2 * gradients * F32)
         .and("master weights", 4 * masters * F32)
         .and("optimizer state", 4 * 2 * masters * F32)
         .and(
@@ -78,8 +85,31 @@ pub fn ask(size: &Size, options: &Options, compute: Compute, limit: &Limit) -> a
     Ok(())
 }
 
-/// The size of the version that the realtime run continues from: the head of its line, or the base. `None`: no
-/// version is there, or its files cannot be read, which whoever loads it says better.
+/// Refuses another run beside what the process needs anyway.
+pub fn ask_beside(
+    size: &Size,
+    lora: Option<&lora::Config>,
+    options: &Options,
+    compute: Compute,
+    limit: &Limit,
+) -> anyhow::Result<()> {
+    let need = learner(size, lora, &options.realtime.step, compute);
+    let all = needed(size, options, compute).plus(&need);
+    let mend = "train an adapter (`lora`), run it in a process of its own on another machine, or set \
+                trainer.realtime.enabled = false in this one";
+    all.fits(
+        limit,
+        format!(
+            "this run, which alone needs {}, beside the realtime run",
+            gb(need.bytes())
+        ),
+        mend,
+    )?;
+    Ok(())
+}
+
+/// The size of the version that the realtime run continues from: the head of its line, or the base. `None`: its
+/// files cannot be read, which whoever loads it says better.
 pub async fn size_at_start(
     pool: &PgPool,
     store: &Store,
@@ -90,24 +120,24 @@ pub async fn size_at_start(
 ) -> anyhow::Result<Option<Size>> {
     let head = record::line(pool, policy, &options.realtime.line).await?;
     let Some((head, _)) = head else {
-        let base = base.to_owned();
-        let read = tokio::task::spawn_blocking(move || Size::of_folder(&base).map_err(|error| (base, error)));
-        let size = read.await?;
-        return size.map(Some).map_err(|(base, error)| {
-            anyhow::Error::from(error).context(format!("read policy.base, {}", base.display()))
-        });
+        let path = base.to_owned();
+        let size = tokio::task::spawn_blocking(move || Size::of_folder(&path)).await?;
+        let size = size.with_context(|| format!("read policy.base, {}", base.display()));
+        return size.map(Some);
     };
     let keys = TrustedKeys::load(keys_dir).context("load the trusted keys")?;
-    let size = async {
-        let keys = store.trusted(policy, keys).await?;
-        let manifest = store.get_manifest(policy, head, &keys).await?;
-        let files = store.files(policy, head, &keys, &["config.json"]).await?;
-        anyhow::Ok(Size::of_files(&files.files, manifest.tensor_bytes)?)
-    };
-    let size: anyhow::Result<Size> = size.await;
+    let size = size_of(store, policy, head, keys).await;
     Ok(size
         .inspect_err(|error| tracing::warn!(head, error = format!("{error:#}"), "the head's size is not known"))
         .ok())
+}
+
+/// The size of a version in the store.
+pub async fn size_of(store: &Store, policy: &str, serial: i64, keys: TrustedKeys) -> anyhow::Result<Size> {
+    let keys = store.trusted(policy, keys).await?;
+    let manifest = store.get_manifest(policy, serial, &keys).await?;
+    let files = store.files(policy, serial, &keys, &["config.json"]).await?;
+    Ok(Size::of_files(&files.files, manifest.tensor_bytes)?)
 }
 
 #[cfg(test)]
@@ -150,6 +180,15 @@ mod tests {
             bytes(&lora),
             bytes(&options)
         );
+        // another run beside this one
+        let two = needed(&qwen(), &lora, Compute::F32).bytes() * 2;
+        let beside = |bytes| {
+            let limit = Limit::setting("the machine's memory", bytes);
+            ask_beside(&qwen(), lora.realtime.lora.as_ref(), &lora, Compute::F32, &limit)
+        };
+        beside(two).unwrap();
+        let refused = beside(two / 2).unwrap_err().to_string();
+        assert!(refused.contains("beside the realtime run"), "{refused}");
         // no learner
         let mut none = Options::default();
         none.realtime.enabled = false;

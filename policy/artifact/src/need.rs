@@ -30,10 +30,21 @@ pub struct TooMuch {
 }
 
 impl Need {
-    /// The same with this part. A part of 0 bytes is left out.
+    /// The same with this part, which is added to one of its name. A part of 0 bytes is left out.
     pub fn and(mut self, part: &'static str, bytes: u64) -> Self {
-        self.parts.extend((bytes > 0).then_some((part, bytes)));
+        match self.parts.iter_mut().find(|(name, _)| *name == part) {
+            Some((_, before)) => *before = before.saturating_add(bytes),
+            None => self.parts.extend((bytes > 0).then_some((part, bytes))),
+        }
         self
+    }
+
+    /// Both.
+    pub fn plus(self, other: &Need) -> Self {
+        other
+            .parts
+            .iter()
+            .fold(self, |need, (part, bytes)| need.and(part, *bytes))
     }
 
     pub fn bytes(&self) -> u64 {
@@ -136,7 +147,8 @@ fn limit_files(groups: &str) -> Vec<PathBuf> {
 /// Bytes as people read them.
 pub fn gb(bytes: u64) -> String {
     match bytes {
-        0..10_000_000 => format!("{:.2} MB", bytes as f64 / 1e6),
+        0..1_000_000 => format!("{:.0} kB", bytes as f64 / 1e3),
+        1_000_000..10_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
         10_000_000..1_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),
         _ => format!("{:.1} GB", bytes as f64 / 1e9),
     }
@@ -164,6 +176,7 @@ mod tests {
             need().fits(&limit, "version 7", "raise it").unwrap_err().to_string(),
             "version 7 needs 3.6 GB of memory (weights 3.1 GB, KV cache 500 MB), and serve.resident_bytes_max is 3.6 GB: raise it"
         );
+        assert_eq!(need().plus(&need()).to_string(), "weights 6.2 GB, KV cache 1.0 GB");
         assert_eq!(Need::default().and("a", u64::MAX).and("b", 1).bytes(), u64::MAX);
     }
 

@@ -11,10 +11,12 @@ use crate::learn::learner::thread::Handle;
 use crate::learn::learner::{Judgement, Learner, Metrics, Outcome};
 use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::settings::StepSettings;
+use crate::memory;
 use crate::publish::run_state::{RunState, StepRecord};
 use crate::publish::{self, Draft};
 use crate::runs::claim::{self, Claim};
 use crate::runs::cohort::Cohort;
+use crate::runs::offline::Failed;
 use crate::runs::parity::{self, Engines, Parity};
 use crate::runs::quarantine::{self, Change, Compared, Quarantine};
 use crate::runs::step_metrics;
@@ -23,6 +25,7 @@ use crate::select;
 use anyhow::{Context, anyhow};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
+use artifact::need::Limit;
 use model::lora;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -202,6 +205,9 @@ impl<'a> Executor<'a> {
             (row.class, baseline)
         });
         self.baselines = baselines.collect();
+        if self.line != self.trainer.options.realtime.line {
+            self.ask_memory().await?;
+        }
         let checkpoint = self
             .trainer
             .publisher
@@ -223,6 +229,17 @@ impl<'a> Executor<'a> {
         self.model_limits = self.learner.with(|l| Ok(l.model_limits())).await?;
         tracing::info!(run = %self.claim.run, line = self.line, head = self.head, restored, "loaded the head of the line");
         Ok(())
+    }
+
+    /// Fails an offline run whose learner does not fit beside the realtime run's.
+    async fn ask_memory(&self) -> anyhow::Result<()> {
+        let (trainer, publisher) = (self.trainer, &self.trainer.publisher);
+        let keys = publisher.trusted().await?;
+        let size = memory::size_of(&publisher.store, &publisher.policy, self.head, keys).await?;
+        let lora = self.adapter.as_ref().map(|adapter| &adapter.config);
+        let (options, compute) = (&trainer.options, trainer.arithmetic.compute);
+        memory::ask_beside(&size, lora, options, compute, &Limit::of_this_process())
+            .map_err(|error| Failed(error.to_string()).into())
     }
 
     /// Restores the learner from the run state of the last step, if that step made the head.
