@@ -4,6 +4,7 @@
 //! of steps is bounded. The cases in `tests/golden/chat` are compared with `transformers`.
 
 mod continued;
+mod forms;
 mod marks;
 mod python;
 
@@ -16,6 +17,7 @@ use time::OffsetDateTime;
 
 use crate::answer::Format;
 use artifact::checkpoint::Checkpoint;
+use forms::Missing;
 
 /// Plain data for templates. Maps read from JSON keep the order of their keys, which templates can
 /// see.
@@ -124,9 +126,12 @@ impl Templates {
         environment.set_debug(false);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         python::install(&mut environment);
+        environment.add_filter(marks::GENERATION, marks::generation);
         for (name, source) in &sources {
+            // as Jinja reads line ends
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
             environment
-                .add_template_owned(name.clone(), marks::with_calls_for_generation_blocks(source))
+                .add_template_owned(name.clone(), marks::with_filters_for_generation_blocks(&source))
                 .map_err(|error| Error::Syntax {
                     name: name.clone(),
                     reason: describe(&error),
@@ -151,15 +156,54 @@ impl Templates {
         Format::of_template(source)
     }
 
-    /// Renders a conversation.
+    /// Renders a conversation, in the form that the template reads ([`forms`]).
     pub fn render(&self, conversation: &Conversation) -> Result<Rendered, Error> {
         let name = self.choose(conversation)?;
         check(conversation)?;
-        let mut messages = conversation
-            .messages
-            .iter()
-            .map(message)
-            .collect::<Result<Vec<_>, _>>()?;
+        let source = &self.sources[name];
+        let messages = conversation.messages.iter().map(|value| {
+            let message = message(value)?;
+            Ok(forms::with_known_role(message, source))
+        });
+        let messages = messages.collect::<Result<Vec<_>, Error>>()?;
+        let mut failed = None;
+        let mut best: Option<(Missing, Rendered)> = None;
+        for forms in forms::of(&messages) {
+            for form in forms {
+                let messages: Vec<Value> = messages.iter().map(|message| form.of_message(message)).collect();
+                match self.render_messages(name, messages, conversation) {
+                    Err(error) => {
+                        let may_want_another = matches!(error, Error::Render(_));
+                        failed = failed.or(Some(error));
+                        if !may_want_another {
+                            break;
+                        }
+                    }
+                    Ok(rendered) => {
+                        let missing = Missing::of(&conversation.messages, &rendered.text);
+                        if missing.is_nothing() {
+                            return Ok(rendered);
+                        }
+                        if best.as_ref().is_none_or(|(least, _)| missing < *least) {
+                            best = Some((missing, rendered));
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        match (best, failed) {
+            (Some((missing, rendered)), _) => missing.refuse(&conversation.messages).map(|()| rendered),
+            (None, failed) => Err(failed.unwrap_or(Error::NoTemplate)),
+        }
+    }
+
+    fn render_messages(
+        &self,
+        name: &str,
+        mut messages: Vec<Value>,
+        conversation: &Conversation,
+    ) -> Result<Rendered, Error> {
         let continued = match &conversation.continue_final_message {
             Some(field) => Some(continued::open_last(&mut messages, field, &self.sources[name])?),
             None => None,
@@ -186,7 +230,10 @@ impl Templates {
                     python::strftime(now.unwrap_or_else(OffsetDateTime::now_utc), format)
                 }),
             ),
-            (marks::GENERATION.into(), marks::generation(between)),
+            (
+                marks::GENERATION.into(),
+                between.map_or(Value::UNDEFINED, |marks| String::from_iter(marks).into()),
+            ),
         ]);
         let template = self.environment.get_template(name).map_err(|error| rendering(&error))?;
         let text = template.render(variables).map_err(|error| rendering(&error))?;

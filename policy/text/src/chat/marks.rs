@@ -3,17 +3,16 @@
 
 use std::ops::Range;
 
-use minijinja::value::Kwargs;
-use minijinja::{State, Value};
+use minijinja::State;
 
 use super::{Conversation, Error, Rendered};
 
-/// `{% generation %}` becomes a call of this function with the block as its caller, as in
-/// `transformers`.
+/// `{% generation %}` becomes a block of this filter. It sees and assigns namespaces outside of it,
+/// which a call block of minijinja does not.
 pub const GENERATION: &str = "springtide_generation";
 
-/// Rewrites `{% generation %}` … `{% endgeneration %}` as a call block, which minijinja supports.
-pub fn with_calls_for_generation_blocks(source: &str) -> String {
+/// Rewrites `{% generation %}` … `{% endgeneration %}` as a filter block, which minijinja supports.
+pub fn with_filters_for_generation_blocks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
@@ -26,8 +25,8 @@ pub fn with_calls_for_generation_blocks(source: &str) -> String {
         let inner = &tag[2..end];
         let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         match word {
-            "generation" => out += &format!("{{%{}%}}", inner.replacen(word, &format!("call {GENERATION}()"), 1)),
-            "endgeneration" => out += &format!("{{%{}%}}", inner.replacen(word, "endcall", 1)),
+            "generation" => out += &format!("{{%{}%}}", inner.replacen(word, &format!("filter {GENERATION}"), 1)),
+            "endgeneration" => out += &format!("{{%{}%}}", inner.replacen(word, "endfilter", 1)),
             _ => out += &tag[..end + 2],
         }
         rest = &tag[end + 2..];
@@ -35,16 +34,13 @@ pub fn with_calls_for_generation_blocks(source: &str) -> String {
     out + rest
 }
 
-/// The function of a generation block. It returns the text, between marks if given.
-pub fn generation(marks: Option<[char; 2]>) -> Value {
-    Value::from_function(move |state: &mut State, kwargs: Kwargs| {
-        let caller: Value = kwargs.get("caller")?;
-        let text = caller.call(state, &[])?;
-        Ok::<_, minijinja::Error>(match marks {
-            Some([start, end]) => Value::from(format!("{start}{text}{end}")),
-            None => text,
-        })
-    })
+/// The filter of a generation block: puts the block between the marks, if there are any.
+pub fn generation(state: &State, text: &str) -> String {
+    let marks = state.lookup(GENERATION).unwrap_or_default();
+    match marks.as_str().map(|marks| marks.chars().collect::<Vec<_>>()).as_deref() {
+        Some([start, end]) => format!("{start}{text}{end}"),
+        _ => text.to_owned(),
+    }
 }
 
 /// Two Unicode noncharacters that occur in neither the template nor the conversation.

@@ -136,6 +136,22 @@ fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value
     Ok(Value::from(writer.out))
 }
 
+/// The value as `tojson` writes it, or nothing if it cannot.
+pub fn json(value: &Value) -> String {
+    let mut writer = Json {
+        out: String::new(),
+        ascii: false,
+        indent: None,
+        item: ", ".into(),
+        key: ": ".into(),
+        sort: false,
+    };
+    match writer.value(value, 0) {
+        Ok(()) => writer.out,
+        Err(_) => String::new(),
+    }
+}
+
 struct Json {
     out: String,
     ascii: bool,
