@@ -47,6 +47,7 @@ impl Export {
             );
             return Ok(());
         }
+        place.ask_memory(version).await?;
         let rebuilt = place
             .store
             .materialize(&place.policy, version, &place.keys, &[])

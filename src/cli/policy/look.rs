@@ -310,6 +310,7 @@ impl Verify {
         let place = self.at.open(config).await?;
         let serial = place.serial(&self.version).await?;
         let (policy, keys) = (&place.policy, &place.keys);
+        place.ask_memory(serial).await?;
         let rebuilt = place
             .store
             .materialize(policy, serial, keys, &[])
