@@ -1,13 +1,15 @@
 -- what happened: immutable facts, written by the crate `ingest` alone.
 
--- The one place that knows duplicates. An event is identified by (tenant, source, id), as in CloudEvents.
+-- The one place that knows duplicates. An event is identified by (tenant, source, kind, id): a generation and the end of
+-- its episode may have the same id, and feedback that of its generation.
 create table event_key (
     tenant_id    text not null,
     source       text not null,                         -- who produced the event, e.g. 'springtide/serve/replica-1'
     event_id     text not null,
+    kind         text not null,                         -- 'generation', 'feedback', 'retraction' or 'episode_end'
     digest       bytea not null,                        -- BLAKE3 of the canonical body: same id, other body = conflict
     received_at  timestamptz not null default now(),
-    constraint event_key_pkey primary key (tenant_id, source, event_id)
+    constraint event_key_pkey primary key (tenant_id, source, event_id, kind)
 );
 
 -- One sampled completion (one choice). Range-partitioned by its UUIDv7, that is, by the time it was sampled.
@@ -36,6 +38,8 @@ create table generation (
     prompt_prefix_len  integer not null default 0,      -- tokens shared with the parent, not repeated in prompt_ids
     prompt_prefix_hash bytea,                           -- BLAKE3 of the shared prefix, u32 little-endian ids
     prompt_ids         integer[] not null,              -- prompt token ids after the shared prefix
+    -- of prompt_ids: whether two are equal shows without reading them
+    prompt_hash        bigint not null generated always as (hash_array_extended(prompt_ids, 0)) stored,
     token_ids          integer[] not null,              -- sampled token ids, the stop token included
     logprobs           real[] not null,                 -- nats; log-probability of each sampled token under the distribution sampled from
     train_mask         boolean[],                       -- null: every sampled token is trained on
@@ -68,7 +72,7 @@ end
 $$;
 
 create index generation_by_version on generation (policy, version, id);
-create index generation_by_episode on generation (episode_id);
+create index generation_by_episode on generation (episode_id, id);  -- the newest of an episode, which may have any number
 
 -- What still waits for its horizon. A row appears with its generation and goes with its trajectory, in one transaction each.
 create table open_generation (

@@ -9,7 +9,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::ingest::{
-    JSON, Service, Trajectory, accept, count, dead_letters, generation, options, send, stored, trajectory,
+    JSON, Service, Trajectory, accept, count, dead_letters, generation, no_dead_letters, options, send, stored,
+    trajectory,
 };
 use crate::support::{Stack, create_key};
 
@@ -133,5 +134,44 @@ async fn a_source_ends_an_episode_once_and_the_earliest_of_several_sources_count
     send(&stack, &[own]).await;
     stored(&stack.pool, 6).await;
     assert_eq!(ended_at().await, first - seconds(9));
+    service.stop().await;
+}
+
+/// A completion is an episode of its own, so it and the end of its episode have one id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_and_the_end_of_its_episode_are_two_events_in_either_order() {
+    let stack = Stack::start("same-id").await;
+    let service = Service::start(&stack).await;
+    let pair = || {
+        let mut shown = generation();
+        shown.episode_id = shown.id;
+        let end = EpisodeEnd { episode_id: shown.id };
+        let end = end.into_event("default", SOURCE, event::now());
+        let shown = shown.into_event("default", SOURCE);
+        assert_eq!(shown.id, end.id);
+        (shown, end)
+    };
+    let (shown, end) = pair();
+    send(&stack, &[shown, end]).await;
+    let (shown, end) = pair();
+    send(&stack, &[end, shown]).await;
+    stored(&stack.pool, 4).await;
+    let post = async |event: &Event| {
+        let mut item = serde_json::to_value(event).unwrap();
+        item.as_object_mut().unwrap().remove("tenant");
+        let (status, answer) = service.post("/v1/events:batch", &json!([item])).await;
+        assert_eq!(status, 200, "{answer}");
+    };
+    for end_first in [false, true] {
+        let (shown, end) = pair();
+        let (first, second) = if end_first { (&end, &shown) } else { (&shown, &end) };
+        post(first).await;
+        post(second).await;
+        post(first).await;
+    }
+    stored(&stack.pool, 8).await;
+    assert_eq!(count(&stack.pool, "select count(*) from generation").await, 4);
+    assert_eq!(count(&stack.pool, "select count(*) from episode_end").await, 4);
+    no_dead_letters(&stack).await;
     service.stop().await;
 }

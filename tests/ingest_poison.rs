@@ -1,8 +1,10 @@
 //! Records of every size that nobody can use: each one is put aside with its reason and position,
 //! and its partition goes on.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::future::join_all;
 use ingest::event::Event;
 use ingest::log::{DlqEntry, DlqReader, DlqRecord, Position, Producer};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
@@ -12,7 +14,8 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use uuid::Uuid;
 
-use crate::ingest::{Service, accept, count, generation};
+use crate::ingest::{Service, accept, count, generation, no_dead_letters};
+use crate::support::broker::Broker;
 use crate::support::{Stack, eventually};
 
 const SOON: Duration = Duration::from_secs(120);
@@ -22,9 +25,22 @@ const BROKER_BYTES_MAX: usize = 1_048_588;
 
 /// Limits the records of a topic.
 pub async fn limit(stack: &Stack, topic: &str, bytes_max: usize) {
-    let admin: AdminClient<DefaultClientContext> = stack.kafka.config(&[]).create().unwrap();
     let bytes_max = bytes_max.to_string();
-    let config = AlterConfig::new(ResourceSpecifier::Topic(topic)).set("max.message.bytes", &bytes_max);
+    alter(
+        stack,
+        topic,
+        &[("max.message.bytes", &bytes_max), ("retention.ms", "-1")],
+    )
+    .await;
+}
+
+/// Replaces the settings of a topic.
+async fn alter(stack: &Stack, topic: &str, settings: &[(&str, &str)]) {
+    let admin: AdminClient<DefaultClientContext> = stack.kafka.config(&[]).create().unwrap();
+    let config = AlterConfig::new(ResourceSpecifier::Topic(topic));
+    let config = settings
+        .iter()
+        .fold(config, |config, (name, value)| config.set(name, value));
     let results = admin.alter_configs(&[config], &AdminOptions::new()).await.unwrap();
     assert!(results.into_iter().all(|result| result.is_ok()));
 }
@@ -291,4 +307,107 @@ async fn a_conflict_of_the_longest_event_is_put_aside_whole() {
     assert_eq!(letter.value, value);
     assert_eq!(letter.shortened, None);
     service.stop().await;
+}
+
+/// A producer that waits for all records of a batch and compresses them.
+fn compressing(stack: &Stack, codec: &str) -> FutureProducer {
+    let mut config = stack.kafka.config(&[("linger.ms", "1000")]);
+    config.set("compression.type", codec).create().unwrap()
+}
+
+/// Sends feedback in one batch. Returns its positions.
+async fn send_batch(producer: &FutureProducer, stack: &Stack, events: &[Event]) -> Vec<Position> {
+    let sends = events.iter().map(async |event| {
+        let sent = send(producer, stack, &event.key(), &event.encode(), &[]).await;
+        sent.unwrap()
+    });
+    join_all(sends).await
+}
+
+fn feedback(number: usize) -> Vec<Event> {
+    (0..number).map(|_| accept(Uuid::now_v7(), true)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feedback_is_read_whichever_codec_its_producer_compresses_with() {
+    let stack = Stack::start("codecs").await;
+    let service = Service::start(&stack).await;
+    for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
+        let events = feedback(50);
+        send_batch(&compressing(&stack, codec), &stack, &events).await;
+        has_feedback(&stack, events.last().unwrap()).await;
+    }
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 250);
+    no_dead_letters(&stack).await;
+    service.stop().await;
+}
+
+/// The first segment of partition 0 of a topic, below a broker's folder.
+fn segment(folder: &Path, topic: &str) -> Option<PathBuf> {
+    std::fs::read_dir(folder).unwrap().flatten().find_map(|entry| {
+        let path = entry.path();
+        if entry.file_name().to_string_lossy() == format!("{topic}-0") {
+            return Some(path.join("00000000000000000000.log"));
+        }
+        path.is_dir().then(|| segment(&path, topic)).flatten()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_a_disk_has_damaged_becomes_dead_letters_and_its_partition_goes_on() {
+    let mut stack = Stack::start("damaged-batch").await;
+    let state = stack.dir.path().join("broker");
+    std::fs::create_dir(&state).unwrap();
+    let broker = Broker::start(&stack, &state).await;
+    let shared = stack.use_broker(&broker);
+    ingest::log::ensure_topics(&stack.kafka, 2).await.unwrap();
+    let (before, damaged, after) = (feedback(2), feedback(30), feedback(2));
+    send_batch(&compressing(&stack, "none"), &stack, &before).await;
+    let mut positions = send_batch(&compressing(&stack, "gzip"), &stack, &damaged).await;
+    send_batch(&compressing(&stack, "none"), &stack, &after).await;
+    let segment = segment(&state, &stack.kafka.topics().feedback).unwrap();
+    let mut bytes = std::fs::read(&segment).unwrap();
+    let gzip = bytes.windows(3).position(|three| three == [0x1f, 0x8b, 8]).unwrap();
+    bytes[gzip + 40] ^= 0xff;
+    std::fs::write(&segment, &bytes).unwrap();
+
+    let service = Service::start(&stack).await;
+    has_feedback(&stack, after.last().unwrap()).await;
+    assert_eq!(count(&stack.pool, "select count(*) from feedback").await, 4);
+    let letters = letters(&stack, damaged.len()).await;
+    assert!(
+        letters
+            .iter()
+            .all(|letter| letter.reason == "unreadable" && letter.value.is_empty())
+    );
+    let mut found: Vec<Position> = letters.iter().flat_map(|letter| letter.from.clone()).collect();
+    found.sort_by_key(|position| position.offset);
+    positions.sort_by_key(|position| position.offset);
+    assert_eq!(found, positions);
+    // It has nothing to send again.
+    let error = letters[0].destination(&stack.kafka.topics()).unwrap_err();
+    assert!(error.to_string().contains("does not hold the whole record"), "{error}");
+    service.stop().await;
+    drop(broker);
+    (stack.kafka, stack.kafka_file) = shared;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_that_lose_records_are_refused_at_the_start_with_what_to_do() {
+    let stack = Stack::start("policies").await;
+    let topic = stack.kafka.topics().feedback;
+    let refused = async |settings: &[(&str, &str)]| {
+        alter(&stack, &topic, settings).await;
+        let error = ingest::log::ensure_topics(&stack.kafka, 4).await.unwrap_err();
+        format!("{error:#}")
+    };
+    let why = refused(&[("cleanup.policy", "compact")]).await;
+    assert!(
+        why.contains(&topic) && why.contains("--add-config cleanup.policy=delete"),
+        "{why}"
+    );
+    let why = refused(&[("retention.ms", "60000")]).await;
+    assert!(why.contains("retention.ms=604800000"), "{why}");
+    alter(&stack, &topic, &[("retention.ms", "-1")]).await;
+    ingest::log::ensure_topics(&stack.kafka, 4).await.unwrap();
 }

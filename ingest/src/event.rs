@@ -31,14 +31,14 @@ pub use protobuf::Undecodable;
 /// all of them for one user.
 pub const ANONYMOUS_USER_PREFIX: &str = "anonymous-";
 
-/// One event. `(tenant, source, id)` identifies it, as in CloudEvents.
+/// One event. `(tenant, source, id)` and the kind of its body identify it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "json::EventFields")]
 pub struct Event {
     pub tenant: String,
     /// The producer, a URI reference: `springtide/serve/replica-1`.
     pub source: String,
-    /// Unique within tenant and source.
+    /// Unique within tenant and source among the events of its kind.
     pub id: String,
     /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
@@ -59,6 +59,19 @@ pub enum Body {
     Feedback(Feedback),
     Retraction(Retraction),
     EpisodeEnd(EpisodeEnd),
+}
+
+impl Body {
+    /// The kind of the event, which is part of its identity: an episode of one completion has that
+    /// completion's id, and so has the event that ends it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Generation(_) => "generation",
+            Self::Feedback(_) => "feedback",
+            Self::Retraction(_) => "retraction",
+            Self::EpisodeEnd(_) => "episode_end",
+        }
+    }
 }
 
 /// Why a generation was requested.

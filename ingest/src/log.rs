@@ -7,6 +7,7 @@ mod delivery;
 mod dlq;
 pub(crate) mod kafka;
 mod producer;
+pub(crate) mod unreadable;
 
 pub use dlq::reader::{DlqReader, Scan};
 pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, Original, ReplayNote};

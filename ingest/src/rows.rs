@@ -2,10 +2,10 @@
 
 pub mod context;
 pub(crate) mod feedback;
-mod insert;
+pub(crate) mod insert;
 pub(crate) mod join;
 pub(crate) mod judgement;
 pub mod offset;
-mod record;
+pub(crate) mod record;
 pub mod sink;
 pub(crate) mod transaction;

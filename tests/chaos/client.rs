@@ -1,10 +1,11 @@
 //! The client: sends in an open loop, independent of the answers, over several connections and
-//! directly to the log. It resends each event under the same id until the answer is final.
+//! directly to the log, compressed with each codec. It resends each event under the same id until the answer is final.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures::future::join_all;
 use ingest::event::{Body, Event, Target};
 use ingest::log::ClientOptions;
 use ingest::log::Producer;
@@ -16,7 +17,9 @@ use tokio::sync::mpsc;
 
 use super::ledger::{EntryIndex, Ledger};
 
-const CONNECTIONS: usize = 8;
+const CONNECTIONS: usize = 10;
+/// How the connections compress what they send to the log, in turn.
+const CODECS: [&str; 5] = ["none", "gzip", "snappy", "lz4", "zstd"];
 /// Events per request.
 const BATCH_MAX: usize = 16;
 /// Longer than the service's timeout for the log.
@@ -42,11 +45,14 @@ impl Client {
         let sends = Arc::new(tokio::sync::Mutex::new(sends));
         let waiting = Arc::new(AtomicUsize::new(0));
         for nth in 0..CONNECTIONS {
+            let mut log = log.clone();
+            let codec = CODECS[nth % CODECS.len()].to_owned();
+            log.librdkafka.insert("compression.type".to_owned(), codec);
             let connection = Connection {
                 ledger: ledger.clone(),
                 http: reqwest::Client::builder().timeout(TIMEOUT).build().unwrap(),
                 services: services.to_vec(),
-                log: Producer::new(log).unwrap(),
+                log: Producer::new(&log).unwrap(),
                 rng: StdRng::seed_from_u64(seed.wrapping_add(nth as u64)),
                 waiting: waiting.clone(),
             };
@@ -113,9 +119,12 @@ impl Connection {
     }
 
     async fn produce(&mut self, batch: Vec<Item>) -> Vec<Item> {
+        // Together, so that the client library has something to compress.
+        let sends = batch.iter().map(|send| self.log.send_event(&send.event));
+        let results = join_all(sends).await;
         let mut again = Vec::new();
-        for send in batch {
-            match self.log.send_event(&send.event).await {
+        for (send, result) in batch.into_iter().zip(results) {
+            match result {
                 Ok(()) => self.ledger.answered(send.index, 200),
                 Err(_) => again.push(send),
             }

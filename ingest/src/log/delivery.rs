@@ -107,7 +107,10 @@ mod tests {
     fn a_batch_whose_sender_is_gone_can_still_be_reported() {
         let (batch, outcomes) = Batch::new(1);
         let only = batch.delivery(0);
+        let reported = Arc::downgrade(&batch);
         drop((batch, outcomes));
+        assert!(reported.upgrade().is_some(), "the client may report it later");
         only.report(Ok((0, 0)));
+        assert!(reported.upgrade().is_none(), "nothing is left of it");
     }
 }

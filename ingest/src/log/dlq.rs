@@ -15,6 +15,8 @@ use super::producer::Headers;
 /// Why a record is on the dead-letter queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
+    /// The client library cannot read the batch: it is damaged, or compressed as nobody here can read.
+    Unreadable,
     /// The bytes are not an event.
     Undecodable,
     /// The event breaks a rule.
@@ -30,6 +32,7 @@ pub enum Reason {
 impl Reason {
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Unreadable => "unreadable",
             Self::Undecodable => "undecodable",
             Self::Invalid => "invalid",
             Self::Conflict => "conflict",

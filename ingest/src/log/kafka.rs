@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::{Client, ClientContext, DefaultClientContext};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -21,6 +21,12 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(15);
 const TOPICS_POLL: Duration = Duration::from_millis(50);
+const CLEANUP_POLICY: &str = "cleanup.policy";
+const RETENTION_MS: &str = "retention.ms";
+const RETENTION_BYTES: &str = "retention.bytes";
+/// Beyond this the oldest dead letters are removed, bytes. Who sends broken events cannot fill the disk
+/// on which the broker keeps the others.
+const DEAD_LETTERS_BYTES_MAX: u64 = 16 << 30;
 /// What a batch adds to its only record, at most.
 const BATCH_BYTES_MAX: usize = 1024;
 
@@ -118,21 +124,55 @@ impl Settings {
             bytes => bytes.to_string(),
         };
         let mut properties = vec![
-            ("retention.ms", self.retention_ms.to_string()),
-            ("retention.bytes", bytes),
+            // A compacted topic would keep one record of an episode, because they have the same key.
+            (CLEANUP_POLICY, "delete".to_owned()),
+            (RETENTION_MS, self.retention_ms.to_string()),
+            (RETENTION_BYTES, bytes),
         ];
         if let Some(bytes) = self.record_bytes_max {
             properties.push(("max.message.bytes", bytes.to_string()));
         }
         properties
     }
+
+    /// Refuses a topic that was made otherwise and could remove records that the tables do not have.
+    /// `property` is what the topic has. It may keep more than is wanted.
+    fn check(self, topic: &str, property: impl Fn(&str) -> Option<String>) -> anyhow::Result<()> {
+        let change = |name: &str, value: &str| {
+            format!("set it with `kafka-configs --alter --topic {topic} --add-config {name}={value}`")
+        };
+        if let Some(policy) = property(CLEANUP_POLICY) {
+            ensure!(
+                policy == "delete",
+                "the topic {topic} has {CLEANUP_POLICY}={policy}, which removes records with the same key: {}, or give \
+                 another kafka.topic_prefix",
+                change(CLEANUP_POLICY, "delete")
+            );
+        }
+        for (name, wanted) in self.properties() {
+            let is_limit = name == RETENTION_MS || name == RETENTION_BYTES;
+            let Some(found) = property(name).filter(|_| is_limit) else {
+                continue;
+            };
+            // Below 0: no limit.
+            let limit = |text: &str| text.parse().ok().filter(|limit: &i64| *limit >= 0).unwrap_or(i64::MAX);
+            ensure!(
+                limit(&found) >= limit(&wanted),
+                "the topic {topic} has {name}={found} and so keeps less than `[kafka]` asks for ({wanted}): {}, or \
+                 change the setting",
+                change(name, &wanted)
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Creates missing topics with the broker's default replication and waits until all topics are
 /// readable.
 ///
-/// Event topics get `partitions` partitions, the others one. Existing topics are not changed. Waits
-/// for a cluster that is starting or changing its controller.
+/// Event topics get `partitions` partitions, the others one. Existing topics are not changed, and
+/// refused if they could remove what is not read yet. Waits for a cluster that is starting or
+/// changing its controller.
 pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::Result<()> {
     let admin: AdminClient<DefaultClientContext> = options.config(&[]).create().context("create admin client")?;
     let admin = Arc::new(admin);
@@ -145,7 +185,7 @@ pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::
     };
     let dead_letters = Settings {
         retention_ms: hours(options.dead_letter_retention_days.saturating_mul(24)),
-        retention_bytes: 0,
+        retention_bytes: DEAD_LETTERS_BYTES_MAX,
         // A dead letter is longer than the record that it is about.
         record_bytes_max: Some(RECORD_BYTES_MAX + BATCH_BYTES_MAX),
     };
@@ -159,7 +199,7 @@ pub async fn ensure_topics(options: &ClientOptions, partitions: i32) -> anyhow::
     let started = Instant::now();
     loop {
         match create_missing(&admin, &wanted).await {
-            Ok(()) => return Ok(()),
+            Ok(()) => return check_existing(&admin, &wanted).await,
             Err(error) if started.elapsed() >= TOPICS_TIMEOUT => {
                 return Err(error.context(format!("create topics at {}", options.brokers)));
             }
@@ -212,6 +252,24 @@ async fn create_missing(
             .try_for_each(|name| partitions(client.inner(), name).map(drop))
     };
     tokio::task::spawn_blocking(read).await.context("join")?
+}
+
+/// Refuses topics that were made with other policies. A broker that does not say which ones they have,
+/// because of its ACLs, is taken at its operator's word.
+async fn check_existing(
+    admin: &AdminClient<DefaultClientContext>,
+    wanted: &[(String, i32, Settings)],
+) -> anyhow::Result<()> {
+    let topics: Vec<_> = wanted.iter().map(|(name, ..)| ResourceSpecifier::Topic(name)).collect();
+    let deadline = AdminOptions::new().request_timeout(Some(ADMIN_TIMEOUT));
+    let described = admin.describe_configs(&topics, &deadline).await;
+    for ((topic, _, settings), found) in wanted.iter().zip(described.context("read the topics' settings")?) {
+        match found {
+            Ok(found) => settings.check(topic, |name| found.get(name).and_then(|entry| entry.value.clone()))?,
+            Err(error) => tracing::warn!(topic, %error, "cannot read the topic's cleanup.policy and retention"),
+        }
+    }
+    Ok(())
 }
 
 /// The names of all topics. Blocks. A lookup by name could create the topic with the broker's
@@ -315,6 +373,45 @@ mod tests {
         };
         assert_eq!(options.topics().generation, "blue.generation.v1");
         assert_eq!(options.topics().dlq, "blue.dlq.v1");
+    }
+
+    #[test]
+    fn a_topic_that_removes_what_may_not_be_read_yet_is_refused_with_what_to_do() {
+        let settings = Settings {
+            retention_ms: 3_600_000,
+            retention_bytes: 0,
+            record_bytes_max: None,
+        };
+        let check = |policy: &str, age: &str, bytes: &str| {
+            let found = [(CLEANUP_POLICY, policy), (RETENTION_MS, age), (RETENTION_BYTES, bytes)];
+            let found = BTreeMap::from(found);
+            let result = settings.check("t", |name| found.get(name).map(|value| (*value).to_owned()));
+            result.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(check("delete", "3600000", "-1"), "");
+        assert_eq!(check("delete", "-1", "-1"), "", "it may keep more");
+        for policy in ["compact", "compact,delete", "delete,compact"] {
+            let refused = check(policy, "-1", "-1");
+            assert!(refused.contains("--add-config cleanup.policy=delete"), "{refused}");
+        }
+        let refused = check("delete", "3599999", "-1");
+        assert!(refused.contains("retention.ms=3600000"), "{refused}");
+        let refused = check("delete", "-1", "1048576");
+        assert!(refused.contains("retention.bytes=-1"), "{refused}");
+        // Who may not read the settings is not refused.
+        assert!(settings.check("t", |_| None).is_ok());
+    }
+
+    #[test]
+    fn new_topics_are_made_with_the_policies_that_are_checked() {
+        let settings = Settings {
+            retention_ms: 1,
+            retention_bytes: 2,
+            record_bytes_max: None,
+        };
+        let made = BTreeMap::from_iter(settings.properties());
+        assert_eq!(made[CLEANUP_POLICY], "delete");
+        assert!(settings.check("t", |name| made.get(name).cloned()).is_ok());
     }
 
     #[test]

@@ -38,24 +38,25 @@ pub(crate) struct Checked {
     pub proven: Option<bool>,
 }
 
-/// `(tenant, source, id)`.
-pub(super) type Key<'a> = (&'a str, &'a str, &'a str);
-type OwnedKey = (String, String, String);
+/// `(tenant, source, id, kind)`.
+pub(super) type Key<'a> = (&'a str, &'a str, &'a str, &'a str);
+type OwnedKey = (String, String, String, String);
 
 /// Inserts the identities of events. Returns the stored digests of those that exist already.
 pub(super) async fn keys(
     connection: &mut PgConnection,
     keys: &BTreeMap<Key<'_>, [u8; 32]>,
 ) -> sqlx::Result<HashMap<OwnedKey, Vec<u8>>> {
-    let (tenants, sources, ids) = key_columns(keys.keys());
+    let [tenants, sources, ids, kinds] = key_columns(keys.keys());
     let digests: Vec<Vec<u8>> = keys.values().map(|digest| digest.to_vec()).collect();
     let inserted = sqlx::query!(
-        "insert into event_key (tenant_id, source, event_id, digest) \
-         select * from unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) \
+        "insert into event_key (tenant_id, source, event_id, kind, digest) \
+         select * from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[]) \
          on conflict do nothing",
         &tenants,
         &sources,
         &ids,
+        &kinds,
         &digests
     )
     .execute(&mut *connection)
@@ -63,20 +64,20 @@ pub(super) async fn keys(
     if inserted.rows_affected() == keys.len() as u64 {
         return Ok(HashMap::new());
     }
-    let older = sqlx::query_file!("src/rows/insert/older_keys.sql", &tenants, &sources, &ids)
+    let older = sqlx::query_file!("src/rows/insert/older_keys.sql", &tenants, &sources, &ids, &kinds)
         .fetch_all(connection)
         .await?;
     let older = older.into_iter();
-    let older = older.map(|row| ((row.tenant_id, row.source, row.event_id), row.digest));
+    let older = older.map(|row| ((row.tenant_id, row.source, row.event_id, row.kind), row.digest));
     Ok(older.collect())
 }
 
-fn key_columns<'a>(keys: impl Iterator<Item = &'a Key<'a>>) -> (Vec<String>, Vec<String>, Vec<String>) {
-    let mut columns = (Vec::new(), Vec::new(), Vec::new());
-    for (tenant, source, id) in keys {
-        columns.0.push((*tenant).to_owned());
-        columns.1.push((*source).to_owned());
-        columns.2.push((*id).to_owned());
+fn key_columns<'a>(keys: impl Iterator<Item = &'a Key<'a>>) -> [Vec<String>; 4] {
+    let mut columns = [const { Vec::new() }; 4];
+    for (tenant, source, id, kind) in keys {
+        for (column, value) in columns.iter_mut().zip([tenant, source, id, kind]) {
+            column.push((*value).to_owned());
+        }
     }
     columns
 }

@@ -1,5 +1,7 @@
 //! A record that the sink has read: its event, or why it cannot be used.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use edge::trace;
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 use time::OffsetDateTime;
@@ -37,7 +39,11 @@ impl Record {
     pub(crate) fn read(message: &BorrowedMessage<'_>, follows: i64, validator: &Validator) -> Self {
         let mut content_type = "application/protobuf".to_owned();
         let mut trace_headers = Vec::new();
-        for header in message.headers().into_iter().flat_map(Headers::iter) {
+        let headers = message.headers();
+        for index in 0..headers.map_or(0, Headers::count) {
+            // The library panics at a name that is not UTF-8. None of ours are such.
+            let header = catch_unwind(AssertUnwindSafe(|| headers.map(|headers| headers.get(index))));
+            let Ok(Some(header)) = header else { continue };
             let value = header.value.and_then(|value| str::from_utf8(value).ok());
             let Some(value) = value else { continue };
             match header.key {
@@ -64,6 +70,24 @@ impl Record {
             value,
             content_type,
             trace: trace_headers,
+        }
+    }
+
+    /// A record that the client library cannot read. Only its position is known.
+    pub(crate) fn unreadable(from: Position, follows: i64, why: &str) -> Self {
+        let detail = format!("the client library cannot read the batch of this record: {why}");
+        Self {
+            event: Err(Unusable {
+                reason: Reason::Unreadable,
+                detail,
+            }),
+            from,
+            follows,
+            span: Span::none(),
+            key: Vec::new(),
+            value: Vec::new(),
+            content_type: "application/octet-stream".to_owned(),
+            trace: Vec::new(),
         }
     }
 

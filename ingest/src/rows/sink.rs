@@ -29,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::event;
 use crate::judge::Judges;
-use crate::log::Producer;
 use crate::log::kafka::ClientOptions;
+use crate::log::{Position, Producer, unreadable};
 use crate::reward::stored::Surfaces;
 use crate::rows::offset;
 use crate::rows::record::Record;
@@ -63,6 +63,9 @@ pub const CONSUMER_SETTINGS: &[(&str, &str)] = &[
     // which the writers can share.
     ("fetch.message.max.bytes", "262144"),
     ("fetch.wait.max.ms", "50"),
+    // What a disk has damaged is then an error. Otherwise the client may wait for ever for the rest of
+    // a record, or pass on other bytes.
+    ("check.crcs", "true"),
     // How soon added partitions are assigned. Nothing closes before.
     ("topic.metadata.refresh.interval.ms", "2000"),
 ];
@@ -200,7 +203,13 @@ impl Sink {
                     );
                     records.push(record);
                 }
-                Some(Err(error)) => self.handle_error(consumer, error)?,
+                Some(Err(error)) => {
+                    let of_a_batch = unreadable::may_be_of_a_batch(&error);
+                    self.handle_error(consumer, error)?;
+                    if of_a_batch {
+                        records.extend(self.skip_unreadable(consumer)?);
+                    }
+                }
                 None if busy => {}
                 None => break,
             }
@@ -209,6 +218,48 @@ impl Sink {
             Some(failure) => Err(failure),
             None => Ok(records),
         }
+    }
+
+    /// Moves on behind batches that the client cannot read. Returns their records, which become dead
+    /// letters. A batch that is longer than a round is skipped in parts.
+    fn skip_unreadable(&self, consumer: &BaseConsumer<Assigner>) -> Result<Vec<Record>, Failure> {
+        let context = consumer.context();
+        let positions = context.positions();
+        let batches = match unreadable::find(&self.kafka, CONSUMER_SETTINGS, &positions) {
+            Ok(batches) => batches,
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "cannot find what cannot be read, will retry");
+                return Ok(Vec::new());
+            }
+        };
+        let mut records = Vec::new();
+        for batch in batches {
+            let most = i64::try_from(self.batch_records_max).unwrap_or(i64::MAX);
+            let next = batch.next.min(batch.first.saturating_add(most));
+            context.skip_to(consumer, &batch.slot, next).map_err(Failure::Lost)?;
+            let (topic, partition) = batch.slot.clone();
+            tracing::error!(
+                topic,
+                partition,
+                from = batch.first,
+                until = next,
+                why = batch.why,
+                "records cannot be read"
+            );
+            // Markers of transactions may be before the batch.
+            let mut follows = positions[&batch.slot];
+            for offset in batch.first..next {
+                let topic = topic.clone();
+                let from = Position {
+                    topic,
+                    partition,
+                    offset,
+                };
+                records.push(Record::unreadable(from, follows, &batch.why));
+                follows = offset + 1;
+            }
+        }
+        Ok(records)
     }
 
     /// The client handles most errors itself.

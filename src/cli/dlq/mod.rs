@@ -34,8 +34,8 @@ pub enum Command {
     /// Put records back into their topics, as they were or repaired.
     ///
     /// Name the records, or give --cause to select all of that cause that were not replayed yet.
-    /// Replaying a record twice is harmless: tenant, source and id identify an event, and resending
-    /// it is a no-op.
+    /// Replaying a record twice is harmless: tenant, source, id and kind identify an event, and
+    /// resending it is a no-op.
     ///
     /// Example: springtide dlq replay 0/17 --edit event.json
     Replay(replay::Args),

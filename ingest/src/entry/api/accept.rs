@@ -189,7 +189,7 @@ fn check_source(event: &Event) -> Result<(), Invalid> {
 }
 
 fn key(event: &Event) -> Key {
-    (event.source.clone(), event.id.clone())
+    (event.source.clone(), event.id.clone(), event.body.kind().to_owned())
 }
 
 /// `known` starts with the digests of earlier events and grows with the events of the request.
@@ -202,8 +202,10 @@ fn compare(events: Vec<Result<Checked, Problem>>, mut known: HashMap<Name, Diges
             Entry::Occupied(entry) if *entry.get() == checked.digest => checked.duplicate = true,
             Entry::Occupied(_) => {
                 return Err(Problem::conflict(format!(
-                    "the event {:?} of source {:?} was sent with another body before",
-                    checked.event.id, checked.event.source
+                    "the {} {:?} of source {:?} was sent with another body before",
+                    checked.event.body.kind(),
+                    checked.event.id,
+                    checked.event.source
                 )));
             }
         }

@@ -20,8 +20,8 @@ const QUEUED_MAX: usize = 1024;
 /// A query takes no further request once it has this many events.
 const EVENTS_MAX: usize = 2000;
 
-/// `(source, id)`. The request has one tenant.
-pub(super) type Key = (String, String);
+/// `(source, id, kind)`. The request has one tenant.
+pub(super) type Key = (String, String, String);
 pub(super) type Digests = HashMap<Key, [u8; 32]>;
 
 /// The lookup. Cheap to clone. Its workers end with the last clone.
@@ -87,19 +87,20 @@ async fn work(pool: PgPool, queue: Arc<Mutex<mpsc::Receiver<Lookup>>>) {
 }
 
 async fn answer(pool: &PgPool, lookups: Vec<Lookup>) -> sqlx::Result<()> {
-    let (mut tenants, mut sources, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut tenants, mut sources, mut ids, mut kinds) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for lookup in &lookups {
-        for (source, id) in &lookup.keys {
+        for (source, id, kind) in &lookup.keys {
             tenants.push(lookup.tenant.clone());
             sources.push(source.clone());
             ids.push(id.clone());
+            kinds.push(kind.clone());
         }
     }
     if ids.is_empty() {
         return Ok(());
     }
     let mut transaction = transaction::begin(pool).await?;
-    let rows = sqlx::query_file!("src/entry/api/known.sql", &tenants, &sources, &ids)
+    let rows = sqlx::query_file!("src/entry/api/known.sql", &tenants, &sources, &ids, &kinds)
         .fetch_all(&mut *transaction)
         .await?;
     transaction.commit().await?;
@@ -107,7 +108,7 @@ async fn answer(pool: &PgPool, lookups: Vec<Lookup>) -> sqlx::Result<()> {
     for row in rows {
         if let Ok(digest) = row.digest.try_into() {
             let of_tenant = stored.entry(row.tenant_id).or_default();
-            of_tenant.insert((row.source, row.event_id), digest);
+            of_tenant.insert((row.source, row.event_id, row.kind), digest);
         }
     }
     for lookup in lookups {

@@ -20,7 +20,7 @@ const NEW: Duration = Duration::MINUTE;
 
 pub(super) type Digest = [u8; 32];
 
-/// An event's tenant, source and id, hashed with a secret of this process, so that nobody can make
+/// An event's tenant, source, id and kind, hashed with a secret of this process, so that nobody can make
 /// an event that is taken for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Name(pub [u8; 16]);
@@ -48,7 +48,7 @@ impl RecentEvents {
 
     pub(super) fn name(&self, event: &Event) -> Name {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        for part in [&event.tenant, &event.source, &event.id] {
+        for part in [&event.tenant, &event.source, &event.id, event.body.kind()] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part.as_bytes());
         }
@@ -108,7 +108,7 @@ pub(super) fn is_new(id: &str, now: OffsetDateTime) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{self, EpisodeEnd};
+    use crate::event::{self, EpisodeEnd, Feedback, Target, Value};
 
     fn name(number: usize) -> Name {
         let mut name = [0; 16];
@@ -173,6 +173,18 @@ mod tests {
         for (tenant, source, id) in [("a", "c", "b"), ("ab", "", "c"), ("a", "bc", ""), ("b", "a", "c")] {
             assert_ne!(first, name(&recent, tenant, source, id));
         }
+        // An episode of one completion has its id.
+        let end = end.into_event("a", "b", event::now());
+        let feedback = Feedback {
+            id: Uuid::nil(),
+            target: Target::Episode(Uuid::nil()),
+            metric_name: "accept".to_owned(),
+            value: Value::Bool(true),
+            tags: Default::default(),
+        };
+        let feedback = feedback.into_event("a", "b", event::now());
+        assert_eq!(end.id, feedback.id);
+        assert_ne!(recent.name(&end), recent.name(&feedback));
         // Nobody can search for collisions: each process hashes otherwise.
         assert_ne!(first, name(&RecentEvents::new(), "a", "b", "c"));
     }

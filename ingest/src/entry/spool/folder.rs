@@ -4,7 +4,7 @@
 //!  lock                                held by the process that uses the folder
 //!  00000000000000000017.spool          a segment
 //!  00000000000000000016-4711.damaged   damaged bytes of segment 16, starting at offset 4711
-//!  refused.jsonl                       events that the upstream refused permanently
+//!  refused.jsonl, refused.old.jsonl    events that the upstream refused permanently, the latest
 //!  postponed/                          a folder like this one: events that were set aside
 //! ```
 
@@ -44,7 +44,7 @@ pub(super) struct Contents {
     pub segments: Vec<Found>,
     /// The number of the first new segment. Higher than any number in a file name here.
     pub next_number: u64,
-    /// Bytes that count against the spool's limit.
+    /// Bytes that count against the spool's limit: all but the refused events.
     pub used: u64,
 }
 
@@ -94,7 +94,6 @@ impl Folder {
             }
         }
         contents.segments.sort_unstable_by_key(|found| found.number);
-        contents.used += fs::metadata(self.refused()).map_or(0, |refused| refused.len());
         if let Some(last) = contents.segments.last_mut() {
             let removed = self.truncate_torn(*last).context("truncate the last segment")?;
             last.length -= removed;

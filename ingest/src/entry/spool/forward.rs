@@ -303,11 +303,10 @@ impl Forwarder {
             event,
         };
         let keep = move |folder: &Folder| {
-            let bytes = refused::append(&folder.refused(), &refused)?;
-            folder.flush().map(|()| bytes)
+            refused::append(&folder.refused(), &refused)?;
+            folder.flush()
         };
-        let bytes = self.on_disk(&self.folder, "keep a refused event", keep).await;
-        self.queue.grow(bytes);
+        self.on_disk(&self.folder, "keep a refused event", keep).await;
         let label = status.map_or("none".to_owned(), |status| status.to_string());
         metrics::counter!("springtide_spool_refused_total", "status" => label).increment(1);
         tracing::error!(

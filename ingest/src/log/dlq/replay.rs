@@ -2,10 +2,11 @@
 //! topic and then a note to the queue.
 //!
 //! After a crash between the two, the record is not marked as replayed. Replaying it again is
-//! harmless, because (tenant, source, id) identifies an event.
+//! harmless, because (tenant, source, id) and the kind identify an event.
 
 use time::OffsetDateTime;
 
+use super::Reason;
 use super::record::{DlqRecord, EDITED, REPLAYED};
 use crate::event::Event;
 use crate::log::producer::{Headers, Producer};
@@ -28,9 +29,9 @@ pub enum Error {
     /// The sink does not read the topic it came from.
     #[error("the record came from the topic {topic:?}, which this sink does not read: is kafka.topic_prefix right?")]
     ForeignTopic { topic: String },
-    /// The queue did not take it whole.
+    /// The queue did not take it whole, or nobody could read it.
     #[error(
-        "only a part of the record is on the queue: the whole record is at {from} until retention removes it there; \
+        "the queue does not hold the whole record: it is at {from} until retention removes it there; \
          replay a repaired event instead"
     )]
     Shortened { from: String },
@@ -44,7 +45,7 @@ impl DlqRecord {
     /// The topic to which a replay sends the record.
     pub fn destination<'a>(&self, topics: &'a Topics) -> Result<&'a str, Error> {
         let from = self.from.as_ref().ok_or(Error::FromRow)?;
-        if self.shortened.is_some() {
+        if self.shortened.is_some() || self.reason == Reason::Unreadable.as_str() {
             let from = format!("{}/{}/{}", from.topic, from.partition, from.offset);
             return Err(Error::Shortened { from });
         }

@@ -23,6 +23,8 @@ use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
 /// broker sometimes never joins again. A new client joins at once.
 const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(20);
 
+const SEEK_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Why reading ended before the shutdown.
 pub(super) enum Failure {
     /// The partitions or a service are lost. The sink restarts from the offsets in the database.
@@ -64,6 +66,17 @@ struct Mark {
     /// By the database's clock.
     seen_at: OffsetDateTime,
     end: i64,
+}
+
+impl State {
+    fn advance(&mut self, next: &Next) {
+        for (slot, next_offset) in next {
+            if let Some(owned) = self.owned.get_mut(slot) {
+                // A round of before the partition went and came back may end late.
+                owned.claim.next_offset = owned.claim.next_offset.max(*next_offset);
+            }
+        }
+    }
 }
 
 impl Assigner {
@@ -118,13 +131,25 @@ impl Assigner {
         Some((follows, before.map(|mark| mark.seen_at)))
     }
 
-    pub(super) fn advance(&self, next: &Next) {
-        let mut state = self.state();
-        for (slot, next_offset) in next {
-            if let Some(owned) = state.owned.get_mut(slot) {
-                owned.claim.next_offset = *next_offset;
-            }
+    /// The offset after the last record that was read, of each owned partition.
+    pub(super) fn positions(&self) -> Next {
+        let state = self.state();
+        let positions = state.owned.iter();
+        positions.map(|(slot, owned)| (slot.clone(), owned.position)).collect()
+    }
+
+    /// Moves the position, and the consumer, to `next`. Blocks.
+    pub(super) fn skip_to(&self, consumer: &BaseConsumer<Self>, slot: &Slot, next: i64) -> anyhow::Result<()> {
+        let sought = consumer.seek(&slot.0, slot.1, Offset::Offset(next), SEEK_TIMEOUT);
+        sought.with_context(|| format!("skip to {next} in {}/{}", slot.0, slot.1))?;
+        if let Some(owned) = self.state().owned.get_mut(slot) {
+            owned.position = next;
         }
+        Ok(())
+    }
+
+    pub(super) fn advance(&self, next: &Next) {
+        self.state().advance(next);
     }
 
     /// Claims partitions and starts to read them where the tables end.
@@ -445,6 +470,16 @@ mod tests {
         let mut in_flight = owned(8, 10);
         in_flight.owned.values_mut().for_each(|owned| owned.position = 9);
         assert!(take_reached_marks(&mut in_flight, &positions).is_empty());
+    }
+
+    #[test]
+    fn a_round_that_ends_late_does_not_move_a_partition_back() {
+        let mut state = owned(9, 10);
+        let slot = ("t".to_owned(), 0);
+        state.advance(&Next::from([(slot.clone(), 7)]));
+        assert_eq!(state.owned[&slot].claim.next_offset, 9);
+        state.advance(&Next::from([(slot.clone(), 10)]));
+        assert_eq!(state.owned[&slot].claim.next_offset, 10);
     }
 
     #[test]

@@ -208,7 +208,6 @@ impl Sink {
         let late: Vec<Uuid> = late.map(|((_, id), _)| *id).collect();
 
         hold::hold_retracted(connection, &targets).await?;
-        let retracted: Vec<Uuid> = retractions.iter().map(|row| row.body.feedback_id).collect();
         let stored = insert::retractions(connection, &retractions).await?;
         refuse(
             &mut retractions,
@@ -224,7 +223,8 @@ impl Sink {
         counts.episode_ends = ends.len();
         counts.late = late.len() + stored.values().filter(|late| **late).count();
         let mut touched = Touched::of(&generations, &feedback, &ends, &self.surfaces);
-        touched.feedback = [late, retracted].concat();
+        touched.late = late;
+        touched.retractions = retractions.iter().map(|row| row.body.id).collect();
         settle(connection, &touched, &self.surfaces, Others::Skip).await?;
         Ok((counts, touched))
     }
@@ -284,7 +284,7 @@ async fn identify<'a>(
     let stored = insert::keys(connection, &digests).await?;
     let stored: HashMap<Key<'_>, &[u8]> = stored
         .iter()
-        .map(|((tenant, source, id), digest)| ((&**tenant, &**source, &**id), &**digest))
+        .map(|((tenant, source, id, kind), digest)| ((&**tenant, &**source, &**id, &**kind), &**digest))
         .collect();
     let mut fresh = Vec::new();
     for (record, event, key, digest) in candidates {
@@ -305,7 +305,7 @@ async fn identify<'a>(
             record.span.record("springtide.outcome", "duplicate");
             counts.duplicates += 1;
         } else {
-            let detail = "the same tenant, source and id came with another body before";
+            let detail = "the same tenant, source, id and kind came with another body before";
             dead.push(record.dead_letter(Reason::Conflict, detail));
         }
     }
@@ -313,7 +313,7 @@ async fn identify<'a>(
 }
 
 fn key(event: &Event) -> Key<'_> {
-    (&event.tenant, &event.source, &event.id)
+    (&event.tenant, &event.source, &event.id, event.body.kind())
 }
 
 fn record_metrics(counts: &Counts, dead: &[DeadLetter]) {
@@ -329,14 +329,50 @@ fn record_metrics(counts: &Counts, dead: &[DeadLetter]) {
         metrics::counter!("springtide_ingest_records_total", "outcome" => kind).increment(number as u64);
     }
     // Without the detail, which may quote user text.
+    for ((reason, topic, partition), (offset, records)) in together(dead) {
+        tracing::warn!(reason, topic, partition, offset, records, "dead letter");
+    }
+}
+
+/// The first offset and the number of the dead letters of each reason and partition: a line for each
+/// record would let a sender of broken ones fill the disk of the process's log.
+fn together(dead: &[DeadLetter]) -> BTreeMap<(&'static str, &str, i32), (i64, usize)> {
+    let mut together = BTreeMap::new();
     for record in dead {
-        let from = record.from.as_ref();
-        tracing::warn!(
-            reason = record.reason.as_str(),
-            topic = from.map(|from| from.topic.as_str()),
-            partition = from.map(|from| from.partition),
-            offset = from.map(|from| from.offset),
-            "dead letter"
+        let Some(from) = &record.from else { continue };
+        let key = (record.reason.as_str(), from.topic.as_str(), from.partition);
+        let (_, records) = together.entry(key).or_insert((from.offset, 0));
+        *records += 1;
+    }
+    together
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Position;
+
+    #[test]
+    fn a_thousand_dead_letters_of_a_partition_are_one_line_of_the_log() {
+        let letter = |reason, offset| DeadLetter {
+            reason,
+            detail: String::new(),
+            from: Some(Position {
+                topic: "t".to_owned(),
+                partition: 3,
+                offset,
+            }),
+            content_type: String::new(),
+            trace: Vec::new(),
+            key: Vec::new(),
+            value: Vec::new(),
+        };
+        let mut dead: Vec<DeadLetter> = (10..1010).map(|offset| letter(Reason::Conflict, offset)).collect();
+        dead.push(letter(Reason::Invalid, 5));
+        let lines: Vec<_> = together(&dead).into_iter().collect();
+        assert_eq!(
+            lines,
+            [(("conflict", "t", 3), (10, 1000)), (("invalid", "t", 3), (5, 1))]
         );
     }
 }
