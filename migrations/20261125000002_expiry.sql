@@ -170,6 +170,7 @@ create index generation_by_parent on generation (parent_id) where prompt_prefix_
 
 -- What keeps generations below `until`: 'open' (their horizon has not passed), 'queued' (a run that has not ended may train on
 -- them) or 'parent' (a later turn that is open or queued shares their context, directly or through other turns). Null: nothing.
+-- What a rollout says of its run must be so: the run has a rollout of this id. Otherwise anybody could keep every week.
 -- Only looks at generations from the horizon to `until`, and at turns that continue them in a later week. Turns that were
 -- stored after the week began to be refused do not count; otherwise a client could keep it for ever.
 create or replace function generations_needed(until uuid) returns text
@@ -189,20 +190,24 @@ begin
                           where d.generation_id = t.generation_id and d.generation_id >= kept and d.generation_id < until)
           and exists (select from generation g
                       join run r on r.finished_at is null
-                                and (r.id = g.run_id or r.kind = 'realtime' and r.policy = g.policy and g.purpose = 'production')
+                                and case g.purpose
+                                        when 'rollout' then r.id = g.run_id and r.kind = 'grpo' and exists (
+                                            select from rollout o where o.id = g.episode_id and o.run_id = r.id)
+                                        when 'production' then r.kind = 'realtime' and r.policy = g.policy
+                                    end
                       where g.id = t.generation_id)
     ) then
         return 'queued';
     end if;
     if exists (
         with recursive later as (
-            select g.id, g.tenant_id, g.policy, g.purpose, g.run_id
+            select g.id, g.tenant_id, g.policy, g.purpose, g.run_id, g.episode_id
             from generation g
             join generation p on p.id = g.parent_id and p.tenant_id = g.tenant_id
             where g.prompt_prefix_len > 0 and g.parent_id >= kept and g.parent_id < until
               and g.id >= until and g.stored_at < begun_at
             union
-            select g.id, g.tenant_id, g.policy, g.purpose, g.run_id
+            select g.id, g.tenant_id, g.policy, g.purpose, g.run_id, g.episode_id
             from later l
             join generation g on g.parent_id = l.id and g.tenant_id = l.tenant_id
             where g.prompt_prefix_len > 0 and g.stored_at < begun_at
@@ -214,8 +219,11 @@ begin
                   else t.reward is not null
                        and not exists (select from disposition d where d.generation_id = l.id)
                        and exists (select from run r where r.finished_at is null
-                                   and (r.id = l.run_id
-                                        or r.kind = 'realtime' and r.policy = l.policy and l.purpose = 'production'))
+                                   and case l.purpose
+                                           when 'rollout' then r.id = l.run_id and r.kind = 'grpo' and exists (
+                                               select from rollout o where o.id = l.episode_id and o.run_id = r.id)
+                                           when 'production' then r.kind = 'realtime' and r.policy = l.policy
+                                       end)
               end
     ) then
         return 'parent';

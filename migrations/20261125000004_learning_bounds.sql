@@ -7,14 +7,23 @@ language sql immutable parallel safe as $$
     select case jsonb_typeof(document -> field) when 'number' then (document ->> field)::double precision end
 $$;
 
--- Whether a reward lies within the bounds of the definition that gave it (`reward_min`, `reward_max`). A definition without
--- bounds, as all were before, has −1 to 1, widened by its own rewards of an accept, a reject and a decline.
+-- The bounds of the rewards that a definition gives (`reward_min`, `reward_max`). A definition without bounds has −1 to 1, widened by
+-- its own rewards of an accept, a reject and a decline.
+create function reward_lowest(definition jsonb) returns double precision
+language sql immutable parallel safe as $$
+    select coalesce(number_of(definition, 'reward_min'),
+                    least(-1, number_of(definition, 'accept'), number_of(definition, 'reject'), number_of(definition, 'decline')))
+$$;
+create function reward_highest(definition jsonb) returns double precision
+language sql immutable parallel safe as $$
+    select coalesce(number_of(definition, 'reward_max'),
+                    greatest(1, number_of(definition, 'accept'), number_of(definition, 'reject'), number_of(definition, 'decline')))
+$$;
+
+-- Whether a reward lies within the bounds of the definition that gave it.
 create function reward_in_bounds(reward double precision, definition jsonb) returns boolean
 language sql immutable parallel safe as $$
-    select reward >= coalesce(number_of(definition, 'reward_min'),
-                              least(-1, number_of(definition, 'accept'), number_of(definition, 'reject'), number_of(definition, 'decline')))
-       and reward <= coalesce(number_of(definition, 'reward_max'),
-                              greatest(1, number_of(definition, 'accept'), number_of(definition, 'reject'), number_of(definition, 'decline')))
+    select reward >= reward_lowest(definition) and reward <= reward_highest(definition)
 $$;
 
 -- Of the newest trained trajectories of a run, how many come from each user of each surface, the heaviest first.

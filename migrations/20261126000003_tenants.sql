@@ -30,6 +30,16 @@ language sql stable parallel safe as $$
     ) allowed
 $$;
 
+-- Whether a tenant let a policy be trained on what was stored at a time.
+create function consented(policy_name text, tenant text, at timestamptz) returns boolean
+language sql stable parallel safe as $$
+    select exists (select from policy p where p.name = policy_name and p.tenant_id = tenant)
+        or exists (select from tenant_consent c
+                   where c.policy = policy_name and c.tenant_id = tenant
+                     and c.given_at <= at and (c.withdrawn_at is null or at < c.withdrawn_at))
+$$;
+create index tenant_consent_by_tenant on tenant_consent (policy, tenant_id);
+
 -- Every policy so far belongs to `default`, the only tenant that the configuration named. `springtide tenant transfer`
 -- hands it over.
 insert into policy (name, tenant_id)

@@ -21,7 +21,7 @@ create table open_episode (
     is_full         boolean not null default false,
     constraint open_episode_pkey primary key (episode_id, tenant_id)
 );
-create index open_episode_by_closes_at on open_episode (closes_at);
+create index open_episode_by_closes_at on open_episode (closes_at, episode_id);
 alter table open_episode enable row level security;
 
 alter table open_generation
@@ -33,7 +33,7 @@ alter table open_generation
 create index open_generation_by_episode on open_generation (episode_id, generation_id) where episode_id is not null;
 -- The closer walks along this one. It must not meet the turns, which may wait for days.
 drop index open_generation_by_closes_at;
-create index open_generation_by_closes_at on open_generation (closes_at) where episode_id is null;
+create index open_generation_by_closes_at on open_generation (closes_at, generation_id) where episode_id is null;
 
 alter table trajectory
     -- Null: the generation is the trajectory. Set: the trajectory is this episode of the generation's tenant. All of its turns
@@ -57,11 +57,12 @@ language sql stable as $$
     )
 $$;
 
--- Whether a dataset's query selects a generation, apart from its time. Who logged a generation as not to be trained on is in no
--- dataset.
+-- Whether a dataset's query selects a generation, apart from its time. What was logged as not to be trained on is in no dataset, nor
+-- what a tenant logged while it did not consent: a later consent does not bring it back.
 create function dataset_selects(query jsonb, g generation, t trajectory) returns boolean
 language sql stable parallel safe as $$
     select g.consent
+        and consented(g.policy, g.tenant_id, g.stored_at)
         and t.reward is not null
         and t.closed_at < (query ->> 'closed_before')::timestamptz
         and (query -> 'tenants' is null or query -> 'tenants' ? g.tenant_id)
@@ -171,7 +172,7 @@ $$;
 
 -- Whether feedback about this episode comes too late: some of it has closed, and nothing that is open may use the feedback. A turn
 -- that is open after its episode has closed uses none. Of an episode whose generations are trajectories of their own, this looks
--- at 256, because anyone may log any number with one id.
+-- at the newest 256, because anyone may log any number with one id.
 create function episode_feedback_late(tenant text, episode uuid) returns boolean
 language sql stable as $$
     select case
@@ -179,7 +180,7 @@ language sql stable as $$
              and not episode_closed(tenant, episode) then false
         else (
             select coalesce(bool_or(closed.yes), false) and not coalesce(bool_or(open.yes), false)
-            from (select id from generation where episode_id = episode and tenant_id = tenant limit 256) g
+            from (select id from generation where episode_id = episode and tenant_id = tenant order by id desc limit 256) g
             -- one by one, or Postgres may read whole tables
             left join lateral (select true as yes from trajectory where generation_id = g.id offset 0) closed on true
             left join lateral (select true as yes from open_generation o

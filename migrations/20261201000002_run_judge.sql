@@ -43,7 +43,7 @@ declare
           trajectory, consumer_offset, judgement'],
         ['ingest', 'select, insert', 'reward_definition'],
         ['ingest', 'select, insert', 'audit'],
-        ['ingest', 'select', 'run, disposition, sampler'],
+        ['ingest', 'select', 'run, rollout, disposition, sampler'],
         -- serve
         ['serve', 'select', 'sampler'],
         -- control: what was logged without its texts and tokens

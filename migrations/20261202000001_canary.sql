@@ -47,6 +47,27 @@ alter table assignment add constraint assignment_share check (share is null or (
 alter table release drop constraint release_kind;
 alter table release add constraint release_kind check (kind in ('follow', 'promote', 'rollback', 'pin', 'canary'));
 
+-- The answers that say something about a version: a replica sampled them for users, nobody made them up, and none was forced. Canaries,
+-- comparisons and pages count these and no others, with the rights of who asks.
+create view answer with (security_invoker = true) as
+    select id, tenant_id, policy, version, arm, arm_probability, surface, user_key, sampled_at, finished_at, finish_reason, declined,
+           untrainable, version_spans,
+           -- Whom it counts for. A request without a user has a key of its own, so all of a tenant's count as one user.
+           tenant_id || '/' || case when starts_with(user_key, 'anonymous-') then 'anonymous' else user_key end as person
+    from generation
+    where purpose = 'production' and proven and not decline_suppressed;
+
+-- What became of answers. A reward out of the bounds that training has is none, and `excluded`: one such must not decide anything.
+create view answer_reward with (security_invoker = true) as
+    select t.generation_id, t.episode_id, t.signal, t.censor_code,
+           case when reward_in_bounds(t.reward, d.definition) then t.reward end as reward,
+           t.reward is not null and not reward_in_bounds(t.reward, d.definition) as excluded,
+           -- the lowest and the highest that it may be, or might have been
+           reward_lowest(d.definition) as lowest,
+           reward_highest(d.definition) as highest
+    from trajectory t
+    left join reward_definition d on d.surface = t.surface and d.version = t.reward_definition;
+
 -- The release loop compares what users did with a canary's answers and with champion's. It reads no text and no token. Adds to
 -- what `grant_database_rights` grants, whatever else that is by now.
 do $$
@@ -60,7 +81,8 @@ declare
         '[''control'', ''insert'', ''task, policy, tenant''],
         [''control'', ''select, insert, update'', ''canary''],
         [''control'', ''select, insert'', ''canary_transition''],
-        [''control'', ''select'', ''tenant_consent''],');
+        [''control'', ''select'', ''tenant_consent''],
+        [''control'', ''select'', ''answer, answer_reward, reward_definition, open_generation''],');
 begin
     if after = before or position('user_key, finish_reason' in after) = 0 or position('canary_transition' in after) = 0 then
         raise exception 'grant_database_rights does not name what control may read and insert';

@@ -25,12 +25,12 @@ end
 $$;
 
 -- Other answers to the prompt of one, of its policy and tenant, from an hour before it until an hour after it: the newest
--- ones among the `looked_at` nearest answers on each side. Prompts whose context is stored in parts have none. It tells
+-- ones among the `looked_at` nearest answers on each side, by a hash of 64 bits, because prompts may be long. Prompts whose context is stored in parts have none. It tells
 -- that prompts are equal, and nothing of what they say.
 create function answers_to_the_same_prompt(one uuid, looked_at integer, found integer) returns setof uuid
 language sql as $$
     with g as (
-        select id, policy, tenant_id, prompt_ids, sampled_at
+        select id, policy, tenant_id, prompt_hash, sampled_at
         from generation
         where id = one
           and (tenant_id = current_setting('springtide.tenant', true)
@@ -39,7 +39,7 @@ language sql as $$
     ),
     near as (
         select n.* from g cross join lateral (
-            select id, prompt_ids, prompt_prefix_len, payload_digest
+            select id, prompt_hash, prompt_prefix_len, payload_digest
             from generation
             where policy = g.policy and tenant_id = g.tenant_id
               and id < g.id and id >= first_generation_id(g.sampled_at - interval '1 hour')
@@ -47,7 +47,7 @@ language sql as $$
         ) n
         union all
         select n.* from g cross join lateral (
-            select id, prompt_ids, prompt_prefix_len, payload_digest
+            select id, prompt_hash, prompt_prefix_len, payload_digest
             from generation
             where policy = g.policy and tenant_id = g.tenant_id
               and id > g.id and id < first_generation_id(g.sampled_at + interval '1 hour')
@@ -56,7 +56,7 @@ language sql as $$
     )
     select near.id
     from near, g
-    where near.prompt_prefix_len = 0 and near.payload_digest is null and near.prompt_ids = g.prompt_ids
+    where near.prompt_prefix_len = 0 and near.payload_digest is null and near.prompt_hash = g.prompt_hash
     order by near.id desc
     limit found
 $$;

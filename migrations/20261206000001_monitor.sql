@@ -24,7 +24,8 @@ $$;
 
 -- What some answers are like, in numbers: evidence::figure::Figure has the meanings. Null where it does not apply, or is not known
 -- before the answer has closed. Feedback about the episode counts for each of its answers; what came late or was taken back does not.
--- At most 256 events about an answer, and about its episode, are looked at, because anyone may log any number.
+-- The first 256 events about an answer, and about its episode, are looked at, because anyone may log any number: in the order of the
+-- index, by metric and then time.
 --
 -- It shows no text and no token. `control` may not read those, and `train` may read no feedback, so it runs with the owner's
 -- rights. `control` gets what its request's tenant logged, or everything for administrators. `train` gets what tenants logged that
@@ -69,11 +70,14 @@ language sql stable as $$
                bool_or(f.metric_name = 'demonstration') as edited,
                bool_or(f.value_bool and f.metric_name = 'tool_failed') as tool_failed
         from (
-            (select * from feedback about where about.generation_id = g.id and about.tenant_id = g.tenant_id limit 256)
+            (select * from feedback about where about.generation_id = g.id and about.tenant_id = g.tenant_id
+             order by about.metric_name, about.given_at, about.id limit 256)
             union all
-            (select * from feedback about where about.episode_id = g.episode_id and about.tenant_id = g.tenant_id limit 256)
+            (select * from feedback about where about.episode_id = g.episode_id and about.tenant_id = g.tenant_id
+             order by about.metric_name, about.given_at, about.id limit 256)
         ) f
-        where not f.late and not exists (select from retraction r where r.feedback_id = f.id and not r.late)
+        where not f.late
+          and not exists (select from retraction r where r.feedback_id = f.id and r.tenant_id = f.tenant_id and not r.late)
     ) given on answer.closed
     where case when session_user = 'springtide_train' then g.tenant_id = any ((select consenting_tenants(g.policy))::text[])
                else g.tenant_id = current_setting('springtide.tenant', true)

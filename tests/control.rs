@@ -116,6 +116,22 @@ async fn the_origin_of_a_generation_leads_to_the_trajectories_of_its_version() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_that_takes_too_long_ends_with_its_snapshot() {
+    let stack = Stack::start("slow-ledger").await;
+    let control = Control::start(&stack, &[]).await;
+    let mut busy = stack.pool.begin().await.unwrap();
+    busy.execute("lock table generation in access exclusive mode")
+        .await
+        .unwrap();
+    let answer = control.get("/v1/ledger", None).await.unwrap();
+    assert_eq!(answer.status(), 503);
+    let waiting = "select count(*) from pg_stat_activity where state <> 'idle' and query like '%from generation%' \
+                   and datname = current_database() and pid <> pg_backend_pid()";
+    let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&mut *busy).await.unwrap();
+    assert_eq!(waiting, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ledger_counts_add_up_and_can_be_filtered() {
     let stack = Stack::start("counts").await;
     stack.pool.execute(HISTORY).await.unwrap();

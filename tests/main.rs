@@ -24,6 +24,7 @@ mod dlq;
 mod expiry;
 mod feedback_token;
 mod follow;
+mod foreign_rows;
 mod ingest;
 mod ingest_clock;
 mod ingest_crash;

@@ -290,11 +290,36 @@ async fn data_survives_a_killed_server_a_killed_supervisor_and_an_orderly_stop()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_ends_three_times_for_the_same_reason_ends_the_start() {
+    let place = Place::new();
+    // what only the trainer reads, and a name with capitals
+    let base = place.dir.path().join("Broken-Model");
+    fs::create_dir(&base).unwrap();
+    fs::write(base.join("config.json"), "{}").unwrap();
+    let mut supervisor = place.start(&["up", "--policy", base.to_str().unwrap()]);
+    let status = eventually("the start is given up", START * 2, async || {
+        supervisor.process.try_wait().unwrap()
+    })
+    .await;
+    assert!(!status.success());
+    let story = place.story();
+    assert!(story.contains("the policy of Broken-Model is named broken-model"), "{story}");
+    assert!(
+        story.contains("train does not start: it ended 3 times, each time for the same reason"),
+        "{story}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_short_demo_writes_its_report_and_stops_the_stack() {
     let place = Place::new();
     let replay = ["--minutes", "0.25", "--rate", "8", "--reference-pauses", "40"];
     let args = [&["up", "--demo", "--once", "--"][..], &replay].concat();
-    let mut supervisor = place.start(&args);
+    let mut command = place.command(&args);
+    // as in demo/completion.toml
+    let surface = "[{name = 'completion', horizon_seconds = 3.0, decline = 0.0}]";
+    command.env("SPRINGTIDE__INGEST__SURFACE", surface);
+    let mut supervisor = place.start_command(command);
     let ended = eventually("the demo ends", START * 2, async || {
         supervisor.process.try_wait().unwrap()
     })

@@ -6,7 +6,8 @@
 //! is sent twice is the same event. Any number of processes may work on a queue.
 //!
 //! A fault of an answer counts against its text, which is given up after some. A fault of the endpoint
-//! does not: then the whole queue waits ([`pace`]).
+//! does not: then the whole queue waits ([`pace`]). But a timeout just after an answer counts: a text
+//! for which the model takes too long, again and again between answers, is given up too.
 //!
 //! Neither texts nor answers are logged.
 
@@ -230,11 +231,18 @@ impl Worker {
         self.alarm().record(Some(fault), now);
         if fault.is_of_endpoint {
             let longest = RETRY_AFTER_MAX.min(self.judge.patience().unsigned_abs());
-            self.pace()
-                .failed(fault.retry_after.map(|after| after.min(longest)), now);
-            return self.queue.unanswered(key, digest, &fault.reason, WAIT_MIN).await;
+            let is_first = {
+                let mut pace = self.pace();
+                let is_first = pace.works();
+                pace.failed(fault.retry_after.map(|after| after.min(longest)), now);
+                is_first
+            };
+            if !(is_first && fault.may_be_of_text()) {
+                return self.queue.unanswered(key, digest, &fault.reason, WAIT_MIN).await;
+            }
+        } else {
+            self.pace().answered();
         }
-        self.pace().answered();
         let pause = pace::doubled(BACKOFF, *attempts, BACKOFF_MAX);
         let given_up = self.queue.failed(key, digest, fault.code, &fault.reason, pause).await?;
         metrics::counter!("springtide_judge_given_up_total", "judge" => self.judge.name().to_owned())

@@ -2,9 +2,12 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
+use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use edge::intake::Intake;
 use serde::{Deserialize, Serialize};
+use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::judge::{self, Judges};
 use crate::reward::{Definition, Metric, MetricType, Rule};
@@ -75,6 +78,9 @@ pub struct Options {
     /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares
     /// and leave room for one more. Default: 0.5.
     pub tenant_share_max: f64,
+    /// Origins whose pages may send feedback from browsers, such as `https://app.example`. Default:
+    /// none, so browsers refuse the answer to a page of another origin.
+    pub feedback_origins: Vec<String>,
     /// After this many failed sends in a row, further events are refused at once. Default: 5.
     pub log_failures_max: u32,
     /// While events are refused, one send per interval tests whether the log is back, seconds.
@@ -108,6 +114,7 @@ impl Default for Options {
             request_sends_max: 256,
             in_flight_bytes_max: 64 * 1024 * 1024,
             tenant_share_max: 0.5,
+            feedback_origins: Vec::new(),
             log_failures_max: 5,
             log_probe_seconds: 1.0,
         }
@@ -211,9 +218,52 @@ impl Options {
                 "ingest.surface {:?} is declared twice",
                 surface.name
             );
+            let kept_seconds = f64::from(self.retention_days) * 86_400.0;
+            anyhow::ensure!(
+                self.retention_days == 0 || surface.horizon_seconds < kept_seconds,
+                "ingest.surface {:?}: horizon_seconds must be below the {} days of ingest.retention_days, because a week \
+                 stays while one of its generations is open",
+                surface.name,
+                self.retention_days
+            );
         }
         self.judges()?;
         self.rules().map(|_| ())
+    }
+
+    /// The answer to browsers that ask for pages of [`feedback_origins`](Self::feedback_origins) whether
+    /// they may send feedback. `None`: there are none.
+    pub(crate) fn cors(&self) -> anyhow::Result<Option<CorsLayer>> {
+        let mut origins = Vec::new();
+        for origin in &self.feedback_origins {
+            let is_origin = origin.parse::<Uri>().is_ok_and(|uri| {
+                let has_host = uri.authority().is_some() && uri.scheme().is_some();
+                // Browsers send it without a path, and in lower case.
+                has_host && !origin.ends_with('/') && uri.path() == "/" && *origin == origin.to_ascii_lowercase()
+            });
+            anyhow::ensure!(
+                is_origin,
+                "ingest.feedback_origins: {origin:?} is not an origin; write it as browsers do, such as https://app.example"
+            );
+            origins.push(HeaderValue::from_str(origin)?);
+        }
+        if origins.is_empty() {
+            return Ok(None);
+        }
+        let allowed = AllowOrigin::predicate(move |origin, request| {
+            request.uri.path() == "/v1/feedback" && origins.contains(origin)
+        });
+        Ok(Some(
+            CorsLayer::new()
+                .allow_origin(allowed)
+                .allow_methods([Method::POST])
+                .allow_headers([
+                    header::AUTHORIZATION,
+                    header::CONTENT_TYPE,
+                    HeaderName::from_static("idempotency-key"),
+                ])
+                .max_age(Duration::from_secs(3600)),
+        ))
     }
 
     fn check_requests(&self) -> anyhow::Result<()> {
@@ -226,6 +276,7 @@ impl Options {
             self.tenant_share_max > 0.0 && self.tenant_share_max < 1.0,
             "ingest.tenant_share_max must be above 0 and below 1"
         );
+        self.cors()?;
         at_least("log_failures_max", self.log_failures_max, 1)?;
         positive("log_probe_seconds", self.log_probe_seconds)?;
         within("log_probe_seconds", self.log_probe_seconds, 0.0..=3600.0)?;
@@ -321,6 +372,29 @@ mod tests {
         let metric = Metric::new("kept", MetricType::Float);
         let rule = options.rule_of(definition.clone(), &[metric]).unwrap();
         assert_eq!(rule.definition, definition);
+    }
+
+    #[test]
+    fn a_horizon_is_shorter_than_retention() {
+        let mut options = Options {
+            retention_days: 7,
+            ..Options::default()
+        };
+        options.surface[0].horizon_seconds = 8.0 * 86_400.0;
+        assert!(
+            options
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("ingest.retention_days")
+        );
+        options.retention_days = 0;
+        options.check().unwrap();
+    }
+
+    #[test]
+    fn people_have_minutes_to_answer() {
+        assert!(Definition::completion().horizon_seconds >= 60.0);
     }
 
     #[test]

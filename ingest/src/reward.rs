@@ -110,14 +110,14 @@ fn minus_one_quarter() -> f64 {
 }
 
 impl Definition {
-    /// A code completion, which users accept or reject within 3 seconds.
+    /// An answer that users accept or reject within ten minutes.
     pub fn completion() -> Self {
         Self {
             name: "completion".to_owned(),
             trajectory: Unit::Generation,
             metric: accept_metric(),
             metric_type: MetricType::Boolean,
-            horizon_seconds: 3.0,
+            horizon_seconds: 600.0,
             accept: 0.75,
             reject: -0.25,
             decline: Some(0.0),
@@ -378,10 +378,9 @@ impl Closing {
         let deciding = signals.iter().filter(|signal| signal.metric == definition.metric);
         let decided = deciding.map(|signal| signal.given_at).min();
         let decided = decided.filter(|_| definition.close_on_feedback);
-        [ended, decided]
-            .into_iter()
-            .flatten()
-            .fold(horizon, OffsetDateTime::min)
+        let early = [ended, decided].into_iter().flatten();
+        // Not before it starts: what is dated back must not shut out what others say.
+        early.fold(horizon, |at, early| at.min(early.max(self.starts_at)))
     }
 }
 

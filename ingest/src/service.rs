@@ -13,7 +13,7 @@ use sqlx::PgPool;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::close::closer::Closer;
+use crate::close::closer::{Closer, Place};
 use crate::close::unscored::Unscored;
 use crate::entry::api::Api;
 use crate::entry::destination::Destination;
@@ -99,6 +99,7 @@ pub async fn run(
         grace: time::Duration::seconds_f64(options.close_grace_seconds),
         unscored: Unscored::new(options.unscored_share_max),
         visible: Visible::default(),
+        places: (Place::START, Place::START),
         shutdown: stop.clone(),
     };
     parts.spawn(until_stopped(closer.run()));

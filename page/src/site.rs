@@ -110,7 +110,7 @@ pub fn unavailable(error: sqlx::Error) -> Problem {
     let code = error.as_database_error().and_then(|error| error.code());
     if code.as_deref() == Some("57014") {
         return Problem::unavailable(
-            "the database needs longer than 5 s for this: ask for less, or for a shorter time",
+            "the database needs too long for this: ask for less, or for a shorter time",
             30,
         );
     }

@@ -26,7 +26,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 
 pub const EXAMPLES: &str = "\
 Examples:
-  springtide up --demo                                   # everything on this machine, with simulated users
+  springtide --config demo/completion.toml up --demo     # everything on this machine, with simulated users
   springtide release list                                # which version serves whom
   springtide release pin 41 --reason \"bad completions\"   # back to version 41, and stay there
   springtide run create run.json                         # schedule a training run

@@ -68,7 +68,7 @@ pub struct Cli {
 enum Command {
     /// Run Postgres, Kafka and all roles on this machine until Ctrl-C.
     ///
-    /// Example: springtide up --demo --once -- --minutes 5
+    /// Example: springtide --config demo/completion.toml up --demo --once -- --minutes 5
     Up(up::Args),
     /// Role: answer completion requests and follow new versions.
     #[cfg(feature = "torch")]

@@ -59,7 +59,7 @@ pub async fn ledger(
     let ledger = read(&pool, &filter, tenant).await;
     ledger
         .map(Json)
-        .map_err(|error| Problem::of_database(error, |error| Problem::internal(format!("read the ledger: {error}"))))
+        .map_err(|error| Problem::of_database(error, page::unavailable))
 }
 
 /// `tenant`: only what it logged.

@@ -41,6 +41,8 @@ const REWARDS_PER_KEY: usize = 4;
 /// Texts, for which up to ten thousand prompts are compared.
 const TEXTS_AT_ONCE: usize = 2;
 const TEXTS_PER_KEY: usize = 4;
+/// Of a statement about generations. The ledger reads all of them.
+const STATEMENT_MS_MAX: &str = "20000";
 /// Of a reason.
 const REASON_CHARS_MAX: usize = 500;
 
@@ -120,12 +122,15 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
     )
 }
 
-/// Sets what row-level security shows to the rest of the transaction: rows of `tenant`, or all.
+/// Sets what row-level security shows to the rest of the transaction: rows of `tenant`, or all. Its
+/// statements end in time, because a held snapshot keeps retention from dropping weeks.
 async fn show(connection: &mut PgConnection, tenant: Option<&str>) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
-                set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants",
-        tenant
+                set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,
+                set_config('statement_timeout', $2, true) as statement_timeout",
+        tenant,
+        STATEMENT_MS_MAX
     )
     .fetch_one(connection)
     .await?;

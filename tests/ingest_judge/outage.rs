@@ -113,3 +113,39 @@ async fn a_pause_that_the_endpoint_asks_for_is_for_all_texts() {
     }
     service.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_for_which_the_model_takes_too_long_is_given_up_while_others_are_answered() {
+    let stack = Stack::start("judge-poison").await;
+    let never = CancellationToken::new();
+    let endpoint = Endpoint::start(move |text, _| match text {
+        "poison" => Reply::After(never.clone(), Box::new(Reply::answer(false))),
+        _ => Reply::answer(false),
+    })
+    .await;
+    let judge = judge::Options {
+        timeout_seconds: 0.5,
+        attempts_max: 2,
+        ..judge_of(&endpoint)
+    };
+    let service = Service::start_with(&stack, with_judges([judge])).await;
+    let (first, poison) = (on("chat"), on("chat"));
+    let texts = send_queued(&stack, &[(&first, "fine"), (&poison, "poison")]).await;
+    let is_given_up = async || -> bool {
+        let row = sqlx::query_scalar("select error is not null from judgement where feedback_id = $1");
+        row.bind(feedback_id(&texts[1])).fetch_one(&stack.pool).await.unwrap()
+    };
+    let mut sent = 0;
+    while !is_given_up().await {
+        assert!(sent < 200, "it is asked about again and again");
+        let text = format!("fine {sent}");
+        send_queued(&stack, &[(&on("chat"), &text)]).await;
+        eventually("it is answered", SOON, async || {
+            (endpoint.times(&text) > 0).then_some(())
+        })
+        .await;
+        sent += 1;
+    }
+    assert_eq!(given_up(&stack.pool, &texts[1]).await, ("timeout".to_owned(), 2));
+    service.stop().await;
+}

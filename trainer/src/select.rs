@@ -311,7 +311,8 @@ pub async fn drop_generations(
     Ok(done.rows_affected())
 }
 
-/// Drops the queued rollouts of runs that have ended. Returns how many.
+/// Drops the queued rollouts of runs that have ended, and of runs that know nothing of them. Returns
+/// how many.
 pub async fn sweep_abandoned(pool: &PgPool, policy: &str) -> Result<u64, sqlx::Error> {
     let done = sqlx::query_file!("src/select/abandoned.sql", policy, DECIDED_AT_ONCE_MAX)
         .execute(pool)

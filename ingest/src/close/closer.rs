@@ -25,6 +25,7 @@ use crate::reward::episode::LATE_TURN;
 use crate::reward::stored::Surfaces;
 use crate::reward::{Closing, Outcome, Rule, score, starts_at};
 use crate::rows::feedback::Needed;
+use crate::rows::insert::TenantId;
 use crate::rows::join::visible::Visible;
 use crate::rows::join::{self, signals};
 use crate::rows::offset::{self, EventLog};
@@ -44,7 +45,30 @@ pub(crate) struct Closer {
     pub grace: time::Duration,
     pub unscored: Unscored,
     pub visible: Visible,
+    /// Where the search for due generations, and that for due episodes, goes on.
+    pub places: (Place, Place),
     pub shutdown: CancellationToken,
+}
+
+/// A place in the order in which rows are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub closes_at: OffsetDateTime,
+    pub id: Uuid,
+}
+
+impl Place {
+    /// Before all rows.
+    pub(crate) const START: Self = Self {
+        closes_at: OffsetDateTime::UNIX_EPOCH,
+        id: Uuid::nil(),
+    };
+
+    /// Where to go on after a page. Rows that others hold do not keep the closer from those behind
+    /// them. `last`: the last row that it looked at.
+    pub(super) fn after(last: Option<Self>, more: bool, some_contested: bool) -> Self {
+        last.filter(|_| more && some_contested).unwrap_or(Self::START)
+    }
 }
 
 /// What the rules read.
@@ -99,30 +123,50 @@ impl Closer {
     /// their feedback fits into memory. Returns whether there are more.
     async fn close(&mut self, until: OffsetDateTime, needed: &Needed) -> anyhow::Result<bool> {
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
-        let mut due = sqlx::query_file!("src/close/due.sql", until, BATCH_MAX as i64)
-            .fetch_all(&mut *transaction)
-            .await
-            .context("find due generations")?;
+        let from = std::mem::replace(&mut self.places.0, Place::START);
+        let due = sqlx::query_file!("src/close/due.sql", until, BATCH_MAX as i64, from.closes_at, from.id);
+        let mut due = due.fetch_all(&mut *transaction).await.context("find due generations")?;
         let mut more = due.len() == BATCH_MAX;
+        let mut last = due.last().map(|row| Place {
+            closes_at: row.closes_at,
+            id: row.generation_id,
+        });
+        let found = due.len();
         if due.is_empty() {
             return Ok(false);
         }
         // Generations whose feedback is being stored are for the next round.
-        let ids: Vec<Uuid> = due.iter().flat_map(|row| [row.generation_id, row.episode_id]).collect();
+        let of_tenant = |tenant: &str, id| (tenant.to_owned(), id);
+        let ids: Vec<TenantId> = due
+            .iter()
+            .flat_map(|row| [row.generation_id, row.episode_id].map(|id| of_tenant(&row.tenant_id, id)))
+            .collect();
         let being_written = join::ids_being_written(&mut transaction, &ids).await;
         let being_written = being_written.context("look for feedback that is being stored")?;
-        due.retain(|row| !being_written.contains(&row.generation_id) && !being_written.contains(&row.episode_id));
+        due.retain(|row| {
+            let about = [row.generation_id, row.episode_id].map(|id| of_tenant(&row.tenant_id, id));
+            !about.iter().any(|id| being_written.contains(id))
+        });
         if due.is_empty() {
-            return Ok(false);
+            self.places.0 = Place::after(last, more, true);
+            return Ok(more);
         }
+        let some_announced = due.len() < found;
         let page = needed.page(due.iter().map(|row| row.surface.as_str()));
         let ids: Vec<Uuid> = due.iter().take(page).map(|row| row.generation_id).collect();
         let signals = signals::read(&mut transaction, &ids, needed).await?;
-        more |= signals.generations < due.len();
-        due.truncate(signals.generations);
+        if signals.generations < due.len() {
+            more = true;
+            due.truncate(signals.generations);
+            last = due.last().map(|row| Place {
+                closes_at: row.closes_at,
+                id: row.generation_id,
+            });
+        }
+        self.places.0 = Place::after(last, more, some_announced || !signals.contested.is_empty());
         due.retain(|row| !signals.contested.contains(&row.generation_id));
         if due.is_empty() {
-            return Ok(false);
+            return Ok(more);
         }
         let mut closed = Vec::new();
         let mut postponed = Vec::new();

@@ -15,13 +15,14 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::closer::{AllNeeded, Closed, Closer, OfEpisode, store};
+use super::closer::{AllNeeded, Closed, Closer, OfEpisode, Place, store};
 use super::judged::{Needs, UNSCORED, Without};
 use crate::judge::Judges;
 use crate::reward::episode::{self, Divided, LATE_TURN, Scoring, TOO_MANY_TURNS, TURNS_MAX, Turn};
 use crate::reward::stored::Surfaces;
 use crate::reward::{Outcome, Rule, Signal};
 use crate::rows::feedback::{About, Needed};
+use crate::rows::insert::TenantId;
 use crate::rows::join::{self, signals};
 use crate::rows::transaction;
 use rows::Due;
@@ -48,25 +49,33 @@ impl Closer {
         needed: &AllNeeded,
     ) -> anyhow::Result<bool> {
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
-        let due = rows::due(&mut transaction, until).await;
+        let from = std::mem::replace(&mut self.places.1, Place::START);
+        let due = rows::due(&mut transaction, until, from).await;
         let (mut due, mut more) = due.context("find due episodes")?;
+        let mut last = due.last().map(place);
         if due.is_empty() {
             return Ok(false);
         }
-        let ids: Vec<Uuid> = due.iter().map(|due| due.id).collect();
+        let found = due.len();
+        let ids: Vec<TenantId> = due.iter().map(|due| (due.tenant.clone(), due.id)).collect();
         let being_written = join::ids_being_written(&mut transaction, &ids).await;
         let being_written = being_written.context("look for feedback that is being stored")?;
-        due.retain(|due| !being_written.contains(&due.id));
-        more |= rows::add_turns(&mut transaction, &mut due).await?;
+        due.retain(|due| !being_written.contains(&(due.tenant.clone(), due.id)));
+        let mut some_contested = due.len() < found;
+        if rows::add_turns(&mut transaction, &mut due).await? {
+            more = true;
+            last = due.last().map(place);
+        }
         // About turns that a sink may not have seen, so that it could not hold their episode.
-        let unseen = due
-            .iter()
-            .flat_map(|due| &due.turns)
-            .filter(|turn| turn.stored_at > visible);
-        let unseen: Vec<Uuid> = unseen.map(|turn| turn.id).collect();
-        let contested_turns = join::ids_being_written(&mut transaction, &unseen).await;
+        let unseen = |due: &Due| -> Vec<TenantId> {
+            let turns = due.turns.iter().filter(|turn| turn.stored_at > visible);
+            turns.map(|turn| (due.tenant.clone(), turn.id)).collect()
+        };
+        let asked: Vec<TenantId> = due.iter().flat_map(unseen).collect();
+        let contested_turns = join::ids_being_written(&mut transaction, &asked).await;
         let contested_turns = contested_turns.context("look for feedback about turns that is being stored")?;
-        due.retain(|due| !due.turns.iter().any(|turn| contested_turns.contains(&turn.id)));
+        some_contested |= !contested_turns.is_empty();
+        due.retain(|due| !unseen(due).iter().any(|turn| contested_turns.contains(turn)));
 
         let mut round = Round {
             surfaces: &self.surfaces,
@@ -76,12 +85,15 @@ impl Closer {
             waits: Vec::new(),
         };
         let (due, fates, all_read) = round.judge(&mut transaction, due, needed).await?;
-        more |= !all_read;
+        if !all_read {
+            more = true;
+            last = due.last().map(place);
+        }
         let (mut closed, mut postponed, mut of_episodes) = (Vec::new(), Vec::new(), Vec::new());
         let mut outcomes: Vec<(String, Outcome)> = Vec::new();
         for (due, fate) in due.iter().zip(fates) {
             match fate {
-                Fate::Contested => {}
+                Fate::Contested => some_contested = true,
                 Fate::Postponed(closes_at) => postponed.push((due, closes_at)),
                 Fate::Closed(rows) => {
                     more |= due.has_unread();
@@ -112,7 +124,17 @@ impl Closer {
         if let Some((first, _)) = of_episodes.first().filter(|_| !outcomes.is_empty()) {
             self.report(first.closes_at);
         }
-        Ok(more && !of_episodes.is_empty())
+        // Without any progress, the next round begins after these.
+        let is_stuck = of_episodes.is_empty() && postponed.is_empty();
+        self.places.1 = Place::after(last, more, some_contested && is_stuck);
+        Ok(more && (!of_episodes.is_empty() || is_stuck && some_contested))
+    }
+}
+
+fn place(due: &Due) -> Place {
+    Place {
+        closes_at: due.closes_at,
+        id: due.id,
     }
 }
 

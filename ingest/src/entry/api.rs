@@ -40,6 +40,8 @@ use edge::auth::Auth;
 use serde::Serialize;
 use sqlx::PgPool;
 use time::OffsetDateTime;
+use tokio::sync::Semaphore;
+use tower_http::cors::CorsLayer;
 use utoipa::openapi::OpenApi;
 use utoipa::{OpenApi as _, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -83,7 +85,14 @@ pub(crate) struct Api {
     events_max: usize,
     /// Events per request that may wait for acknowledgement at once.
     sends_max: usize,
+    /// Dry runs read the database beside the sink, the closer and the look-up of keys.
+    dryruns: Arc<Semaphore>,
+    /// Lets pages of other origins send feedback.
+    cors: Option<CorsLayer>,
 }
+
+/// Dry runs that read at a time.
+const DRYRUNS_AT_ONCE: usize = 2;
 
 impl Api {
     /// `pool` is `None` in a collector, which has no database.
@@ -107,6 +116,8 @@ impl Api {
             intake: Intake::new(options),
             events_max: options.request_events_max,
             sends_max: options.request_sends_max,
+            dryruns: Arc::new(Semaphore::new(DRYRUNS_AT_ONCE)),
+            cors: options.cors().ok().flatten(),
         }
     }
 
@@ -132,11 +143,16 @@ impl Api {
     }
 
     pub(crate) fn router(self, auth: &Auth) -> Router {
-        let intake = self.intake.clone();
+        let (intake, cors) = (self.intake.clone(), self.cors.clone());
         let (routes, document) = document();
-        auth.protect(intake.guard(routes.events.with_state(self)))
+        let router = auth
+            .protect(intake.guard(routes.events.with_state(self)))
             .layer(middleware::from_fn(tally::count_refusals))
-            .merge(routes.open.layer(Extension(openapi::written(&document))))
+            .merge(routes.open.layer(Extension(openapi::written(&document))));
+        match cors {
+            Some(cors) => router.layer(cors),
+            None => router,
+        }
     }
 }
 

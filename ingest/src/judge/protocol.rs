@@ -31,6 +31,11 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// A model may take too long for one text. Other faults of an endpoint come whatever the text.
+    pub(crate) fn may_be_of_text(&self) -> bool {
+        self.code == "timeout"
+    }
+
     /// Of the answer.
     pub fn new(code: &'static str, reason: impl Into<String>) -> Self {
         Self {

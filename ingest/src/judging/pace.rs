@@ -15,6 +15,7 @@ pub(super) struct Pace {
     concurrency: usize,
     /// Faults since the last answer. Those of requests that ran together count once.
     failures: i32,
+    works: bool,
     resumes_at: Instant,
 }
 
@@ -23,6 +24,7 @@ impl Pace {
         Self {
             concurrency,
             failures: 0,
+            works: false,
             resumes_at: Instant::now(),
         }
     }
@@ -38,12 +40,19 @@ impl Pace {
         most.saturating_sub(working)
     }
 
+    /// Whether the endpoint answered last. Then a text may itself be why it does not answer now.
+    pub(super) fn works(&self) -> bool {
+        self.works
+    }
+
     pub(super) fn answered(&mut self) {
         self.failures = 0;
+        self.works = true;
     }
 
     /// The endpoint did not answer, and wants a pause of `retry_after`.
     pub(super) fn failed(&mut self, retry_after: Option<Duration>, now: Instant) {
+        self.works = false;
         if now >= self.resumes_at {
             self.resumes_at = now + doubled(PAUSE, self.failures, PAUSE_MAX);
             self.failures = self.failures.saturating_add(1);
@@ -90,6 +99,19 @@ mod tests {
         assert!((280..600).contains(&probes), "{probes}");
         pace.answered();
         assert_eq!(pace.room(0), 4);
+    }
+
+    #[test]
+    fn only_the_first_fault_after_an_answer_may_be_of_its_text() {
+        let mut pace = Pace::new(4);
+        let now = pace.resumes_at();
+        assert!(!pace.works(), "nothing was answered yet");
+        pace.answered();
+        assert!(pace.works());
+        pace.failed(None, now);
+        assert!(!pace.works(), "an outage");
+        pace.answered();
+        assert!(pace.works());
     }
 
     #[test]

@@ -23,9 +23,9 @@ use crate::event::{Purpose, Value, to_microseconds};
 pub(crate) const TURNS_MAX: usize = 4_096;
 /// Open turns of an episode, also those that came after its end. Further ones do not join it.
 pub(crate) const OPEN_TURNS_MAX: usize = 2 * TURNS_MAX;
-/// How long after its first turn further turns may join an episode. Otherwise one could stay open for
-/// ever.
-pub(crate) const JOIN_MAX: Duration = Duration::days(31);
+/// How long after its first turn further turns may join an episode. Retention keeps its week, and the
+/// later ones, until it closes, so anybody could fill the disk with one that goes on.
+pub(crate) const JOIN_MAX: Duration = Duration::days(7);
 /// How long after something has closed an episode early a turn still belongs to it. The turn's time
 /// is of another host than that of the end, and clocks differ.
 pub(crate) const EARLY_CLOSE_SLACK: Duration = Duration::SECOND;
@@ -82,7 +82,11 @@ pub(crate) fn divide(
     let deciding = signals.iter().filter(|signal| signal.metric == definition.metric);
     let decided = deciding.map(|signal| signal.given_at).min();
     let decided = decided.filter(|_| definition.close_on_feedback);
-    let closed_early = [ended, decided].into_iter().flatten().min();
+    // Not before its first turn: what is dated back must not shut out the others.
+    let begins_at = turns
+        .first()
+        .map_or(OffsetDateTime::UNIX_EPOCH, |turn| turn.closing.starts_at);
+    let closed_early = [ended, decided].into_iter().flatten().map(|at| at.max(begins_at)).min();
     let joins_until = closed_early.map(|at| at + EARLY_CLOSE_SLACK);
     let horizon_of = |turn: &Turn| to_microseconds(turn.closing.starts_at + definition.horizon());
     let mut horizon = turns.first().map_or(OffsetDateTime::UNIX_EPOCH, horizon_of);

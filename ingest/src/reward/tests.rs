@@ -27,6 +27,14 @@ fn accept(id: u128, value: bool, after_ms: i64) -> Signal {
     }
 }
 
+/// With a horizon that a person can read in the times below.
+fn completion() -> Definition {
+    Definition {
+        horizon_seconds: 3.0,
+        ..Definition::completion()
+    }
+}
+
 fn reward(outcome: &Outcome) -> f64 {
     match outcome {
         Outcome::Rewarded { reward, .. } => *reward,
@@ -36,7 +44,7 @@ fn reward(outcome: &Outcome) -> f64 {
 
 #[test]
 fn the_first_feedback_by_event_time_decides_whatever_the_order_of_arrival() {
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     let signals = [accept(1, false, 900), accept(2, true, 300)];
     let outcome = score(Some(&surface), &closing(), &signals);
     assert_eq!(
@@ -51,14 +59,14 @@ fn the_first_feedback_by_event_time_decides_whatever_the_order_of_arrival() {
 
 #[test]
 fn the_smaller_id_decides_between_two_at_the_same_time() {
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     let signals = [accept(2, true, 300), accept(1, false, 300)];
     assert_eq!(reward(&score(Some(&surface), &closing(), &signals)), -0.25);
 }
 
 #[test]
 fn feedback_after_the_horizon_does_not_count() {
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     let on_the_edge = score(Some(&surface), &closing(), &[accept(1, true, 4_000)]);
     assert_eq!(reward(&on_the_edge), 0.75);
     let after = score(Some(&surface), &closing(), &[accept(1, true, 4_001)]);
@@ -74,7 +82,7 @@ fn retracted(after_ms: i64, signal: Signal) -> Signal {
 
 #[test]
 fn feedback_that_is_retracted_within_the_horizon_does_not_count() {
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     let withdrawn = retracted(2_000, accept(1, true, 300));
     let alone = score(Some(&surface), &closing(), std::slice::from_ref(&withdrawn));
     assert_eq!(alone, Outcome::Censored { code: "retracted" });
@@ -91,11 +99,11 @@ fn feedback_after_the_end_of_an_episode_does_not_count_if_the_surface_closes_the
         ..closing()
     };
     let signals = [accept(1, true, 1_500)];
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     assert_eq!(reward(&score(Some(&surface), &ended, &signals)), 0.75);
     let closing_at_the_end = rule(Definition {
         close_on_episode_end: true,
-        ..Definition::completion()
+        ..completion()
     });
     let outcome = score(Some(&closing_at_the_end), &ended, &signals);
     assert_eq!(outcome, Outcome::Censored { code: "no_feedback" });
@@ -103,7 +111,7 @@ fn feedback_after_the_end_of_an_episode_does_not_count_if_the_surface_closes_the
 
 #[test]
 fn a_decline_is_rewarded_independent_of_feedback() {
-    let surface = rule(Definition::completion());
+    let surface = rule(completion());
     let declined = Closing {
         declined: true,
         ..closing()
@@ -133,7 +141,7 @@ fn a_grader_decides_the_reward_of_a_declined_rollout() {
 fn an_expression_decides_alone_and_ignores_retracted_feedback() {
     let surface = rule(Definition {
         reward: Some("declined ? 0.1 : kept == null ? null : kept".to_owned()),
-        ..Definition::completion()
+        ..completion()
     });
     let kept = |value: f64, after_ms: i64| Signal {
         metric: "kept".to_owned(),
@@ -169,7 +177,7 @@ fn an_expression_decides_alone_and_ignores_retracted_feedback() {
 fn an_expression_that_fails_censors_with_its_own_code() {
     let surface = rule(Definition {
         reward: Some("kept == null ? null : (kept < 2.0 ? 1.0 : 1.0 / (kept - kept))".to_owned()),
-        ..Definition::completion()
+        ..completion()
     });
     let signal = Signal {
         metric: "kept".to_owned(),
@@ -188,7 +196,7 @@ fn missing_consent_overrides_everything() {
         purpose: Purpose::Evaluation,
         ..closing()
     };
-    let outcome = score(Some(&rule(Definition::completion())), &refused, &[]);
+    let outcome = score(Some(&rule(completion())), &refused, &[]);
     assert_eq!(outcome, Outcome::Censored { code: "no_consent" });
 }
 
@@ -203,7 +211,7 @@ fn other_metrics_and_types_do_not_decide() {
         value: Value::Float(1.0),
         ..accept(2, true, 2)
     };
-    let outcome = score(Some(&rule(Definition::completion())), &closing(), &[comment, number]);
+    let outcome = score(Some(&rule(completion())), &closing(), &[comment, number]);
     assert_eq!(outcome, Outcome::Censored { code: "no_feedback" });
 }
 
@@ -229,14 +237,14 @@ fn a_horizon_starts_at_the_last_token_and_the_rule_may_end_it_early() {
         ..closing()
     };
     let signals = [accept(1, true, 1_500), accept(2, false, 1_200)];
-    let waiting = Definition::completion();
+    let waiting = completion();
     let ending = Definition {
         close_on_episode_end: true,
-        ..Definition::completion()
+        ..completion()
     };
     let graded = Definition {
         close_on_feedback: true,
-        ..Definition::completion()
+        ..completion()
     };
     assert_eq!(closes_after(waiting, &ended, &signals), 4_000);
     assert_eq!(
@@ -246,7 +254,13 @@ fn a_horizon_starts_at_the_last_token_and_the_rule_may_end_it_early() {
     );
     assert_eq!(closes_after(ending, &ended, &signals), 2_000);
     assert_eq!(closes_after(graded.clone(), &ended, &[]), 4_000);
-    assert_eq!(closes_after(graded, &ended, &signals), 1_200);
+    assert_eq!(closes_after(graded.clone(), &ended, &signals), 1_200);
+    let dated_back = [accept(1, false, -9_000_000), accept(2, true, 1_500)];
+    assert_eq!(
+        closes_after(graded, &closing(), &dated_back),
+        1_000,
+        "not before it starts"
+    );
     assert_eq!(ended.closes_at(None, &signals), START + Duration::seconds(1));
     let (before, after) = (START - Duration::seconds(1), START + Duration::seconds(1));
     assert_eq!((starts_at(START, before), starts_at(START, after)), (START, after));
@@ -258,7 +272,7 @@ fn bounds_are_checked_and_absent_ones_are_not_stored() {
         let definition = Definition {
             reward_min: min,
             reward_max: max,
-            ..Definition::completion()
+            ..completion()
         };
         definition.check().map_err(|error| error.to_string())
     };
@@ -268,7 +282,7 @@ fn bounds_are_checked_and_absent_ones_are_not_stored() {
     assert!(check(None, Some(f64::NAN)).unwrap_err().contains("not finite"));
     let for_users = Definition {
         purpose: Some(Purpose::Production),
-        ..Definition::completion()
+        ..completion()
     };
     assert!(for_users.check().unwrap_err().to_string().contains("purpose"));
     // a definition without them is the one that earlier builds stored
@@ -283,7 +297,7 @@ fn what_belongs_to_episodes_is_refused_elsewhere() {
     let refusal = |definition: Definition| definition.check().unwrap_err().to_string();
     let turns = Definition {
         turn_reward: Some("1.0".to_owned()),
-        ..Definition::completion()
+        ..completion()
     };
     assert!(refusal(turns.clone()).contains("turn_reward needs trajectory"));
     let session = Definition {

@@ -13,7 +13,7 @@ use crate::event::{TEXT_BYTES_MAX, Value};
 use crate::reward::{Rule, Signal};
 
 /// Events of a metric about one generation or episode that count, by event time.
-pub(super) const SIGNALS_MAX: i64 = 1_000;
+pub(crate) const SIGNALS_MAX: i64 = 1_000;
 /// The same where the rule reads their texts.
 const TEXTS_MAX: i64 = 64;
 /// Rows of a page.

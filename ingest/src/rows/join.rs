@@ -64,16 +64,21 @@ use std::collections::HashSet;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// Announces that this transaction stores something about these ids: feedback about generations or
-/// episodes without a visible open row, or retractions of feedback.
+use crate::rows::insert::TenantId;
+
+/// Announces that this transaction stores something about these ids of tenants: feedback about
+/// generations or episodes without a visible open row, or retractions of feedback.
 ///
 /// Ids share 4,096 advisory locks, because the server has little memory for locks. A collision only
 /// delays a generation to the closer's next round.
-pub(crate) async fn announce_writes(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<()> {
+pub(crate) async fn announce_writes(connection: &mut PgConnection, ids: &[TenantId]) -> sqlx::Result<()> {
+    let (tenants, ids): (Vec<String>, Vec<Uuid>) = ids.iter().cloned().unzip();
     sqlx::query!(
         "select pg_advisory_xact_lock_shared(1, part) \
-         from (select distinct hashtext(id::text) & 4095 as part from unnest($1::uuid[]) as id order by 1) as parts",
-        ids
+         from (select distinct hashtext(tenant_id || id) & 4095 as part \
+               from unnest($1::text[], $2::uuid[]) as written (tenant_id, id) order by 1) as parts",
+        &tenants,
+        &ids
     )
     .execute(connection)
     .await?;
@@ -83,13 +88,15 @@ pub(crate) async fn announce_writes(connection: &mut PgConnection, ids: &[Uuid])
 /// The ids that other transactions have announced. Does not wait.
 ///
 /// Until this transaction ends, no other transaction can announce the other ids.
-pub(crate) async fn ids_being_written(connection: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
-    let announced = sqlx::query_scalar!(
-        "select id as \"id!\" from unnest($1::uuid[]) as id \
-         where not pg_try_advisory_xact_lock(1, hashtext(id::text) & 4095)",
-        ids
+pub(crate) async fn ids_being_written(connection: &mut PgConnection, ids: &[TenantId]) -> sqlx::Result<HashSet<TenantId>> {
+    let (tenants, ids): (Vec<String>, Vec<Uuid>) = ids.iter().cloned().unzip();
+    let announced = sqlx::query!(
+        "select tenant_id as \"tenant_id!\", id as \"id!\" from unnest($1::text[], $2::uuid[]) as asked (tenant_id, id) \
+         where not pg_try_advisory_xact_lock(1, hashtext(tenant_id || id) & 4095)",
+        &tenants,
+        &ids
     )
     .fetch_all(connection)
     .await?;
-    Ok(announced.into_iter().collect())
+    Ok(announced.into_iter().map(|row| (row.tenant_id, row.id)).collect())
 }

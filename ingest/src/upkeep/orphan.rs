@@ -124,16 +124,18 @@ async fn lease(connection: &mut PgConnection) -> sqlx::Result<Option<OffsetDateT
     Ok(held.flatten())
 }
 
-/// The start of the oldest running transaction, or now.
+/// The start of the oldest running transaction of a sink, or now.
 ///
 /// Rows get the time at which their transaction began. A sweep beyond that time would miss feedback
-/// that is committed later. Other sessions of the same database user can delay the sweep, but do no
-/// harm.
+/// that is committed later. The first thing that a sink does is to lock its offsets, and nobody else
+/// does so for long. A reader, such as a backup, does not delay the sweep.
 async fn oldest_transaction(connection: &mut PgConnection) -> sqlx::Result<OffsetDateTime> {
     // Separate from the query for orphans, which then sees all transactions that have ended by now.
     sqlx::query_scalar!(
-        "select coalesce(min(xact_start), clock_timestamp()) as \"until!\" from pg_stat_activity \
-         where datname = current_database() and usename = current_user and pid <> pg_backend_pid()"
+        "select coalesce(min(a.xact_start), clock_timestamp()) as \"until!\" from pg_stat_activity a \
+         where a.datname = current_database() and a.pid <> pg_backend_pid() \
+           and exists (select from pg_locks l where l.pid = a.pid and l.relation = 'consumer_offset'::regclass \
+                       and l.database = a.datid and l.mode <> 'AccessShareLock')"
     )
     .fetch_one(connection)
     .await

@@ -5,6 +5,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::close::closer::Place;
 use crate::reward::episode::{JOIN_MAX, OPEN_TURNS_MAX, TURNS_MAX, Turn};
 
 /// Episodes of one transaction.
@@ -33,12 +34,21 @@ impl Due {
     }
 }
 
-/// Locks the first due episodes, as many as have [`TURNS_MAX`] open turns together, but at least one.
+/// Locks the first due episodes after a place, as many as have [`TURNS_MAX`] open turns together, but at least one.
 /// Returns them without turns, and whether there are more.
-pub(super) async fn due(connection: &mut PgConnection, until: OffsetDateTime) -> sqlx::Result<(Vec<Due>, bool)> {
-    let rows = sqlx::query_file!("src/close/episodes/due.sql", until, EPISODES_MAX)
-        .fetch_all(connection)
-        .await?;
+pub(super) async fn due(
+    connection: &mut PgConnection,
+    until: OffsetDateTime,
+    from: Place,
+) -> sqlx::Result<(Vec<Due>, bool)> {
+    let due = sqlx::query_file!(
+        "src/close/episodes/due.sql",
+        until,
+        EPISODES_MAX,
+        from.closes_at,
+        from.id
+    );
+    let rows = due.fetch_all(connection).await?;
     let count = rows.len();
     let mut open_turns = 0;
     let due = rows.into_iter().map(|row| Due {

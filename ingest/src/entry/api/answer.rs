@@ -68,7 +68,7 @@ pub(super) struct Preview {
     /// generations. Where the episode is the trajectory: if no turn follows.
     #[serde(with = "time::serde::rfc3339::option", skip_serializing_if = "Option::is_none")]
     pub closes_at: Option<OffsetDateTime>,
-    /// Number of stored feedback events about the target.
+    /// Number of stored feedback events about the target, counted up to 1,000.
     pub feedback_stored: i64,
     /// For feedback events only.
     #[serde(skip_serializing_if = "Option::is_none")]

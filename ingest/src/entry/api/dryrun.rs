@@ -85,6 +85,7 @@ impl Api {
             .pool
             .as_ref()
             .ok_or_else(|| Problem::not_implemented("a collector has no tables; send dry runs to its upstream"))?;
+        let _turn = self.dryruns.acquire().await.map_err(Problem::internal)?;
         let stored = stored_targets(pool, &checked).await.map_err(|error| {
             tracing::warn!(%error, "cannot join a dry run");
             Problem::unavailable("a dry run needs the database, which is unavailable", 1)
@@ -121,7 +122,11 @@ async fn stored_targets(
     let (ids, episodes): (Vec<Uuid>, Vec<bool>) = wanted.into_iter().unzip();
     let mut transaction = pool.begin_with("begin read only").await?;
     // What answers a caller sees that caller's tenant alone, whatever the query says.
-    let visible = sqlx::query!("select set_config('springtide.tenant', $1, true) as tenant", tenant);
+    let visible = sqlx::query!(
+        "select set_config('springtide.tenant', $1, true) as tenant, \
+                set_config('statement_timeout', '5s', true) as statement_timeout",
+        tenant
+    );
     visible.fetch_one(&mut *transaction).await?;
     let rows = sqlx::query_file!("src/entry/api/dryrun.sql", tenant, &ids, &episodes)
         .fetch_all(&mut *transaction)

@@ -42,7 +42,7 @@ pub(super) struct Request {
     value: FeedbackValue,
     #[serde(default)]
     tags: BTreeMap<String, String>,
-    /// When the feedback was given. Absent: now.
+    /// When the feedback was given. Absent: now. With a key that may only give feedback: always now.
     #[serde(default, with = "time::serde::rfc3339::option")]
     time: Option<OffsetDateTime>,
     /// The producer. Absent: `springtide/api`.
@@ -131,13 +131,17 @@ impl Api {
 
 /// The feedback event and the id of its feedback. `untrusted`: the caller, if it needs a token.
 fn event(
-    request: Request,
+    mut request: Request,
     key: Option<&str>,
     untrusted: Option<Untrusted>,
     tenant: &str,
     now: OffsetDateTime,
 ) -> Result<(Event, Uuid), Problem> {
     let target = event::one_target(request.generation_id, request.episode_id).map_err(Problem::bad_request)?;
+    if untrusted.is_some() {
+        // A client that backdates itself would come before what the back end says.
+        request.time = None;
+    }
     let source = request.source.unwrap_or_else(|| SOURCE.to_owned());
     // An id in the body takes precedence over the key.
     let identity = match (untrusted, request.id, key) {
@@ -233,6 +237,23 @@ mod tests {
                 assert!(other.id != first.id && other_id != id, "{body}");
             }
         }
+    }
+
+    #[test]
+    fn a_caller_that_needs_a_token_does_not_date_its_feedback() {
+        let mut old = body();
+        old["time"] = json!("2020-01-01T00:00:00Z");
+        let now = event::now();
+        let read = |untrusted| {
+            let request = super::body::read(old.to_string().as_bytes()).unwrap();
+            event(request, None, untrusted, "default", now).unwrap().0.time
+        };
+        let untrusted = Untrusted {
+            lineage: Uuid::from_u128(1),
+            generation: Uuid::from_u128(2),
+        };
+        assert_eq!(read(Some(untrusted)), now);
+        assert!(read(None) < now, "a back end does");
     }
 
     #[test]

@@ -91,6 +91,58 @@ fn router_with(kafka: &ClientOptions, options: &Options, pool: PgPool) -> Router
     api.router(&Auth::new(AuthOptions::default(), pool))
 }
 
+#[tokio::test]
+async fn only_pages_of_named_origins_may_send_feedback() {
+    let options = Options {
+        feedback_origins: vec!["https://app.example".to_owned()],
+        ..Options::default()
+    };
+    let ask = async |options: &Options, origin: &str, path: &str| {
+        let ask = Request::options(path)
+            .header("origin", origin)
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,content-type")
+            .body(Body::empty())
+            .unwrap();
+        let answer = router_without_log(options).oneshot(ask).await.unwrap();
+        let headers = answer.headers();
+        let allowed = headers.get("access-control-allow-origin");
+        assert!(allowed.is_none() || headers.contains_key("access-control-allow-headers"));
+        allowed.map(|origin| origin.to_str().unwrap().to_owned())
+    };
+    let app = "https://app.example";
+    assert_eq!(ask(&options, app, "/v1/feedback").await.as_deref(), Some(app));
+    assert_eq!(ask(&options, "https://other.example", "/v1/feedback").await, None);
+    assert_eq!(ask(&options, app, "/v1/generations").await, None);
+    assert_eq!(ask(&Options::default(), app, "/v1/feedback").await, None);
+    let said = Request::post("/v1/feedback")
+        .header("origin", app)
+        .body(Body::from("{}"))
+        .unwrap();
+    let answer = router_without_log(&options).oneshot(said).await.unwrap();
+    assert_eq!(
+        answer.headers()["access-control-allow-origin"],
+        app,
+        "also of a refusal"
+    );
+    for wrong in [
+        "*",
+        "app.example",
+        "https://app.example/",
+        "https://App.example",
+        "https://app.example/page",
+    ] {
+        let options = Options {
+            feedback_origins: vec![wrong.to_owned()],
+            ..Options::default()
+        };
+        assert!(
+            options.check().unwrap_err().to_string().contains("feedback_origins"),
+            "{wrong}"
+        );
+    }
+}
+
 /// With a log that accepts everything.
 pub(super) fn router() -> Router {
     router_with_database(no_database())

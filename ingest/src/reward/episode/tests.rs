@@ -119,7 +119,7 @@ fn an_end_or_feedback_closes_early_but_turns_may_come_a_second_later() {
     // The first turn is never late.
     assert_eq!(
         divided(ending(), &turns[2..], Some(0), &[]),
-        (vec![2], vec![], 0, 1_000)
+        (vec![2], vec![], 1_501, 2_501)
     );
     let graded = || Definition {
         close_on_feedback: true,
@@ -134,6 +134,22 @@ fn an_end_or_feedback_closes_early_but_turns_may_come_a_second_later() {
 }
 
 #[test]
+fn feedback_that_is_dated_back_does_not_shut_out_later_turns() {
+    let turns = [turn(0, 0), turn(1, 500), turn(2, 5_000)];
+    let graded = Definition {
+        close_on_feedback: true,
+        horizon_seconds: 9.0,
+        ..session()
+    };
+    let dated_back = Signal {
+        given_at: at(-9_000_000),
+        ..accept(true, 0)
+    };
+    let (members, late, closes_ms, _) = divided(graded, &turns, None, &[dated_back]);
+    assert_eq!((members, late, closes_ms), (vec![0, 1], vec![2], 0));
+}
+
+#[test]
 fn an_episode_does_not_stay_open_for_ever() {
     let daily = Definition {
         horizon_seconds: 2.0 * 86_400.0,
@@ -142,8 +158,8 @@ fn an_episode_does_not_stay_open_for_ever() {
     let day = 86_400_000;
     let turns: Vec<Turn> = (0..40).map(|number| turn(number, i64::from(number) * day)).collect();
     let (members, late, closes_ms, _) = divided(daily, &turns, None, &[]);
-    assert_eq!((members.len(), late.len()), (32, 8), "31 days after the first turn");
-    assert_eq!(closes_ms, 33 * day);
+    assert_eq!((members.len(), late.len()), (8, 32), "a week after the first turn");
+    assert_eq!(closes_ms, 9 * day);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! [`announce`] comes first, then [`hold_episodes`], then [`hold_targets`] and [`hold_retracted`].
 //! What was not visible to the first may be visible to the others.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -13,18 +13,18 @@ use uuid::Uuid;
 use super::announce_writes;
 use crate::event::{EpisodeEnd, Feedback, Generation, Retraction, Target};
 use crate::reward::stored::Surfaces;
-use crate::rows::insert::Row;
+use crate::rows::insert::{Row, TenantId};
 
 /// What the events of a batch are about.
 pub(crate) struct Targets {
     /// Of feedback.
-    generations: Vec<Uuid>,
+    generations: Vec<TenantId>,
     /// Of feedback.
-    episodes: Vec<Uuid>,
+    episodes: Vec<TenantId>,
     /// Feedback that is retracted.
-    retracted: Vec<Uuid>,
+    retracted: Vec<TenantId>,
     /// Episodes that change: by a turn that joins, or by their end.
-    changed: Vec<Uuid>,
+    changed: BTreeSet<TenantId>,
     /// What is due may be closed now.
     due_until: OffsetDateTime,
     /// Surfaces whose trajectories may close at any time.
@@ -42,21 +42,25 @@ impl Targets {
         caught_up_to: Option<OffsetDateTime>,
         surfaces: &Surfaces,
     ) -> Self {
-        let about = |row: &Row<'_, Feedback>| match row.body.target {
-            Target::Generation(id) => (Some(id), None),
-            Target::Episode(id) => (None, Some(id)),
-        };
+        let (mut about_generations, mut about_episodes) = (Vec::new(), Vec::new());
+        for row in feedback {
+            match row.body.target {
+                Target::Generation(id) => about_generations.push(row.in_tenant(id)),
+                Target::Episode(id) => about_episodes.push(row.in_tenant(id)),
+            }
+        }
         let turns = generations.iter().filter(|row| joining.contains(&row.body.id));
-        let ended = ends.iter().map(|row| row.body.episode_id);
-        let changed: BTreeSet<Uuid> = turns.map(|row| row.body.episode_id).chain(ended).collect();
+        let turns = turns.map(|row| row.in_tenant(row.body.episode_id));
+        let ended = ends.iter().map(|row| row.in_tenant(row.body.episode_id));
+        let retracted = retractions.iter().map(|row| row.in_tenant(row.body.feedback_id));
         let early = surfaces
             .definitions()
             .filter(|surface| surface.close_on_feedback || surface.close_on_episode_end);
         Self {
-            generations: feedback.iter().filter_map(|row| about(row).0).collect(),
-            episodes: feedback.iter().filter_map(|row| about(row).1).collect(),
-            retracted: retractions.iter().map(|row| row.body.feedback_id).collect(),
-            changed: changed.into_iter().collect(),
+            generations: about_generations,
+            episodes: about_episodes,
+            retracted: retracted.collect(),
+            changed: turns.chain(ended).collect(),
             due_until: caught_up_to.unwrap_or(OffsetDateTime::UNIX_EPOCH),
             early: early.map(|surface| surface.name.clone()).collect(),
         }
@@ -68,30 +72,46 @@ impl Targets {
 ///
 /// Generations without a visible open row are closed, or another transaction is storing them and they
 /// could open and close before this commit.
-pub(crate) async fn announce(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<BTreeSet<Uuid>> {
+pub(crate) async fn announce(connection: &mut PgConnection, targets: &Targets) -> sqlx::Result<BTreeSet<TenantId>> {
     let mut ids = [&*targets.episodes, &*targets.retracted].concat();
     let mut episodes = BTreeSet::new();
     if !targets.retracted.is_empty() {
-        let of_retracted = sqlx::query_scalar!(
-            "select distinct episode_id as \"id!\" from feedback where id = any($1) and episode_id is not null",
-            &targets.retracted
+        let (tenants, feedback) = columns(&targets.retracted);
+        let of_retracted = sqlx::query!(
+            "select distinct f.tenant_id, f.episode_id as \"episode_id!\" \
+             from unnest($1::text[], $2::uuid[]) as retracted (tenant_id, id) \
+             join feedback f on f.id = retracted.id and f.tenant_id = retracted.tenant_id \
+             where f.episode_id is not null",
+            &tenants,
+            &feedback
         );
-        ids.extend(of_retracted.fetch_all(&mut *connection).await?);
+        let of_retracted = of_retracted.fetch_all(&mut *connection).await?.into_iter();
+        ids.extend(of_retracted.map(|row| (row.tenant_id, row.episode_id)));
     }
     if !targets.generations.is_empty() {
+        let (_, generations) = columns(&targets.generations);
         let open = sqlx::query!(
             "select generation_id, episode_id from open_generation where generation_id = any($1)",
-            &targets.generations
+            &generations
         );
-        let open = open.fetch_all(&mut *connection).await?;
-        episodes.extend(open.iter().filter_map(|row| row.episode_id));
-        let open: HashSet<Uuid> = open.into_iter().map(|row| row.generation_id).collect();
-        ids.extend(targets.generations.iter().filter(|id| !open.contains(id)));
+        let open = open.fetch_all(&mut *connection).await?.into_iter();
+        let open: HashMap<Uuid, Option<Uuid>> = open.map(|row| (row.generation_id, row.episode_id)).collect();
+        for (tenant, id) in &targets.generations {
+            match open.get(id) {
+                Some(episode) => episodes.extend(episode.map(|episode| (tenant.clone(), episode))),
+                None => ids.push((tenant.clone(), *id)),
+            }
+        }
     }
     if !ids.is_empty() {
         announce_writes(connection, &ids).await?;
     }
     Ok(episodes)
+}
+
+/// Tenants and ids, as two columns.
+fn columns<'a>(ids: impl IntoIterator<Item = &'a TenantId>) -> (Vec<String>, Vec<Uuid>) {
+    ids.into_iter().cloned().unzip()
 }
 
 /// Locks the episodes to which this batch adds turns or an end, and those that it has feedback or
@@ -100,17 +120,21 @@ pub(crate) async fn announce(connection: &mut PgConnection, targets: &Targets) -
 pub(crate) async fn hold_episodes(
     connection: &mut PgConnection,
     targets: &Targets,
-    of_turns: BTreeSet<Uuid>,
+    of_turns: BTreeSet<TenantId>,
 ) -> sqlx::Result<()> {
-    let about: Vec<Uuid> = of_turns.into_iter().chain(targets.episodes.iter().copied()).collect();
-    if about.is_empty() && targets.changed.is_empty() && targets.retracted.is_empty() {
+    let about = columns(of_turns.iter().chain(&targets.episodes));
+    if about.0.is_empty() && targets.changed.is_empty() && targets.retracted.is_empty() {
         return Ok(());
     }
+    let (changed, retracted) = (columns(&targets.changed), columns(&targets.retracted));
     sqlx::query_file!(
         "src/rows/join/hold_episodes.sql",
-        &targets.changed,
-        &about,
-        &targets.retracted,
+        &changed.0,
+        &changed.1,
+        &about.0,
+        &about.1,
+        &retracted.0,
+        &retracted.1,
         targets.due_until,
         &targets.early
     )
@@ -133,7 +157,7 @@ pub(crate) async fn hold_targets(connection: &mut PgConnection, targets: &Target
     let open = sqlx::query!(
         "select generation_id, episode_id is null and (closes_at <= $2 or surface = any($3)) as \"closable!\" \
          from open_generation where generation_id = any($1)",
-        &targets.generations,
+        &columns(&targets.generations).1,
         targets.due_until,
         &targets.early
     )
@@ -160,7 +184,8 @@ pub(crate) async fn hold_retracted(connection: &mut PgConnection, targets: &Targ
     if targets.retracted.is_empty() {
         return Ok(());
     }
-    sqlx::query_file!("src/rows/join/hold_retracted.sql", &targets.retracted)
+    let (tenants, ids) = columns(&targets.retracted);
+    sqlx::query_file!("src/rows/join/hold_retracted.sql", &tenants, &ids)
         .execute(connection)
         .await?;
     Ok(())

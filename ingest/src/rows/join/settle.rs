@@ -17,6 +17,7 @@ use crate::event::{EpisodeEnd, Feedback, Generation, Target};
 use crate::reward::episode::EARLY_CLOSE_SLACK;
 use crate::reward::stored::Surfaces;
 use crate::reward::{Definition, Unit};
+use crate::rows::feedback::SIGNALS_MAX;
 use crate::rows::insert::{Row, TenantId};
 
 /// The events of a batch that can have such consequences.
@@ -28,20 +29,27 @@ pub(crate) struct Touched {
     by_end: Early,
     /// Where the episode is the trajectory: may close for either reason.
     episodes: BTreeSet<TenantId>,
-    /// Feedback that is late or retracted.
-    pub feedback: Vec<Uuid>,
+    /// Feedback that is late.
+    pub late: Vec<Uuid>,
+    /// By their own ids.
+    pub retractions: Vec<Uuid>,
 }
 
 /// Generations that are trajectories, by their own ids and by their episodes.
 #[derive(Debug, Default)]
 struct Early {
     generations: Vec<Uuid>,
-    episodes: Vec<Uuid>,
+    episodes: BTreeSet<TenantId>,
 }
 
 impl Early {
     fn is_empty(&self) -> bool {
         self.generations.is_empty() && self.episodes.is_empty()
+    }
+
+    /// Tenants and ids.
+    fn episodes(&self) -> (Vec<String>, Vec<Uuid>) {
+        self.episodes.iter().cloned().unzip()
     }
 }
 
@@ -81,7 +89,7 @@ impl Touched {
                 Target::Generation(_) => {}
                 Target::Episode(id) => {
                     if of_generations {
-                        touched.by_feedback.episodes.push(id);
+                        touched.by_feedback.episodes.insert(row.in_tenant(id));
                     }
                     if surfaces.definitions().any(|surface| decides(row, surface)) {
                         touched.episodes.insert(row.in_tenant(id));
@@ -90,7 +98,7 @@ impl Touched {
             }
         }
         if alone().any(|surface| surface.close_on_episode_end) {
-            touched.by_end.episodes = ends.iter().map(|row| row.body.episode_id).collect();
+            touched.by_end.episodes = ends.iter().map(|row| row.in_tenant(row.body.episode_id)).collect();
         }
         if surfaces.definitions().any(|surface| surface.close_on_episode_end) {
             let ended = ends.iter().map(|row| row.in_tenant(row.body.episode_id));
@@ -106,7 +114,11 @@ impl Touched {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_feedback.is_empty() && self.by_end.is_empty() && self.episodes.is_empty() && self.feedback.is_empty()
+        self.by_feedback.is_empty()
+            && self.by_end.is_empty()
+            && self.episodes.is_empty()
+            && self.late.is_empty()
+            && self.retractions.is_empty()
     }
 }
 
@@ -133,33 +145,46 @@ pub(crate) async fn settle(
     surfaces: &Surfaces,
     others: Others,
 ) -> sqlx::Result<()> {
-    if !touched.feedback.is_empty() {
-        sqlx::query!(
-            "update retraction r set late = true from feedback f \
-             where r.feedback_id = any($1) and not r.late and f.id = r.feedback_id and f.tenant_id = r.tenant_id \
-               and f.late",
-            &touched.feedback
+    if !touched.late.is_empty() || !touched.retractions.is_empty() {
+        sqlx::query_file!(
+            "src/rows/join/late_retractions.sql",
+            &touched.late,
+            &touched.retractions
         )
         .execute(&mut *connection)
         .await?;
     }
     let alone = || surfaces.definitions().filter(|surface| !is_of_episodes(surface));
-    let Early { generations, episodes } = &touched.by_end;
     if !touched.by_end.is_empty() {
         let closing = alone().filter(|surface| surface.close_on_episode_end);
         let names: Vec<String> = closing.map(|surface| surface.name.clone()).collect();
-        sqlx::query_file!("src/rows/join/close_ended.sql", generations, episodes, &names)
-            .execute(&mut *connection)
-            .await?;
+        let (tenants, episodes) = touched.by_end.episodes();
+        sqlx::query_file!(
+            "src/rows/join/close_ended.sql",
+            &touched.by_end.generations,
+            &tenants,
+            &episodes,
+            &names
+        )
+        .execute(&mut *connection)
+        .await?;
     }
-    let Early { generations, episodes } = &touched.by_feedback;
     if !touched.by_feedback.is_empty() {
         let early = || alone().filter(|surface| surface.close_on_feedback);
         let names: Vec<String> = early().map(|surface| surface.name.clone()).collect();
         let metrics: Vec<String> = early().map(|surface| surface.metric.clone()).collect();
-        sqlx::query_file!("src/rows/join/close_early.sql", generations, episodes, &names, &metrics)
-            .execute(&mut *connection)
-            .await?;
+        let (tenants, episodes) = touched.by_feedback.episodes();
+        sqlx::query_file!(
+            "src/rows/join/close_early.sql",
+            &touched.by_feedback.generations,
+            &tenants,
+            &episodes,
+            &names,
+            &metrics,
+            SIGNALS_MAX
+        )
+        .execute(&mut *connection)
+        .await?;
     }
     let mut episodes = touched.episodes.clone();
     if others == Others::Skip {
@@ -209,7 +234,8 @@ async fn settle_episodes(
         &ending,
         &names,
         &metrics,
-        EARLY_CLOSE_SLACK.as_seconds_f64()
+        EARLY_CLOSE_SLACK.as_seconds_f64(),
+        SIGNALS_MAX
     )
     .execute(connection)
     .await?;

@@ -12,6 +12,7 @@ use crate::reward::Signal;
 use crate::rows::feedback::{
     About, FeedbackRow, Needed, Page, about_episodes, about_turns, feedback, first_retractions,
 };
+use crate::rows::insert::TenantId;
 
 pub(crate) struct Signals {
     /// How many of the generations or episodes have been read, from the first.
@@ -82,13 +83,17 @@ async fn with_retractions(
     may_be_unseen: impl Fn(&FeedbackRow) -> bool,
 ) -> anyhow::Result<Signals> {
     let rows = page.rows;
-    let feedback: Vec<Uuid> = rows.iter().filter(|row| may_be_unseen(row)).map(|row| row.id).collect();
+    let feedback: Vec<TenantId> = rows
+        .iter()
+        .filter(|row| may_be_unseen(row))
+        .map(FeedbackRow::key)
+        .collect();
     let being_written = ids_being_written(&mut *connection, &feedback).await;
     let being_written = being_written.context("look for retractions that are being stored")?;
     // Read afterwards, so that it includes the retractions that were committed before that check.
     let retracted = first_retractions(&mut *connection, &rows).await;
     let retracted = retracted.context("read retractions")?;
-    let contested = rows.iter().filter(|row| being_written.contains(&row.id));
+    let contested = rows.iter().filter(|row| being_written.contains(&row.key()));
     let mut signals = Signals {
         generations: page.generations,
         by_generation: BTreeMap::new(),

@@ -18,7 +18,9 @@ with boundary as materialized (
            and (select waiting.policy = $1 and waiting.purpose = 'production' and waiting.arm = any ($2::text || $3::text[])
                        and waiting.tenant_id = any ((select consenting_tenants($1))::text[])
                        and not exists (select from open_generation later
+                                       join generation turn on turn.id = later.generation_id
                                        where later.episode_id = o.episode_id and later.generation_id > o.generation_id
+                                         and turn.id > o.generation_id and turn.tenant_id = waiting.tenant_id
                                          and later.proven)
                 from generation waiting where waiting.id = o.generation_id)
          order by o.generation_id
@@ -35,7 +37,10 @@ chosen as materialized (
           and g.id > $5 and g.id < (select b.id from boundary b)
           and g.tenant_id = any ((select consenting_tenants($1))::text[])
           and (t.episode_id is null or not exists (
-              select from trajectory later where later.episode_id = t.episode_id and later.generation_id > g.id))
+              select from trajectory later
+              join generation turn on turn.id = later.generation_id
+              where later.episode_id = t.episode_id and later.generation_id > g.id and turn.id > g.id
+                and turn.tenant_id = g.tenant_id))
         order by g.id
         limit $7
     ) as last
@@ -49,7 +54,9 @@ answer as materialized (
         select c.id where c.episode_id is null
         union all
         -- of a long session its last turns
-        (select t.generation_id from trajectory t where t.episode_id = c.episode_id order by t.generation_id desc limit 256)
+        (select t.generation_id from trajectory t
+         join generation turn on turn.id = t.generation_id and turn.tenant_id = c.tenant_id
+         where t.episode_id = c.episode_id order by t.generation_id desc limit 256)
     ) as turn (id)
     cross join lateral ( -- one by one, or Postgres may read all generations
         select generation.id
