@@ -7,11 +7,12 @@ use anyhow::Context;
 use futures::stream::{self, BoxStream, StreamExt};
 use prost::Message as _;
 use rdkafka::consumer::{Consumer, StreamConsumer};
+use rdkafka::error::KafkaResult;
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::Announcement;
 use super::kafka::{self, ClientOptions};
+use super::{Announcement, unreadable};
 
 const SETTINGS: &[(&str, &str)] = &[
     // The client library requires it. Offsets are never committed.
@@ -53,6 +54,13 @@ fn assign_end(consumer: &StreamConsumer, topic: &str) -> anyhow::Result<()> {
     consumer.assign(&assignment).context("assign")
 }
 
+/// What is left out are only hints.
+fn skip_to_end(consumer: &StreamConsumer) -> KafkaResult<()> {
+    let mut assignment = consumer.assignment()?;
+    assignment.set_all_offsets(Offset::End)?;
+    consumer.assign(&assignment)
+}
+
 async fn next(consumer: &StreamConsumer) -> Announcement {
     loop {
         match consumer.recv().await {
@@ -62,6 +70,11 @@ async fn next(consumer: &StreamConsumer) -> Announcement {
             },
             Err(error) => {
                 tracing::warn!(%error, "cannot read announcements, will retry");
+                if unreadable::may_be_of_a_batch(&error)
+                    && let Err(error) = skip_to_end(consumer)
+                {
+                    tracing::warn!(%error, "cannot skip announcements that cannot be read");
+                }
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
         }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use rdkafka::bindings::{rd_kafka_consumer_poll, rd_kafka_err2str, rd_kafka_message_destroy, rd_kafka_topic_name};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -27,7 +27,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("fetch.error.backoff.ms", "1"),
     ("fetch.wait.max.ms", "50"),
 ];
-/// How long a position may take to be read.
+/// How long positions may take to be read. One that takes longer counts as readable: too little is
+/// given up then, and the rest at the next error.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_MS: i32 = 100;
 
@@ -102,15 +103,16 @@ impl Reader {
     /// halves. `within` is always inside of it.
     fn end(&self, slot: &Slot, first: i64, base: i64) -> anyhow::Result<i64> {
         let (_, end) = kafka::range(self.0.client(), &slot.0, slot.1)?;
+        let end = end.max(first + 1);
         let (mut within, mut beyond) = (first, None);
-        let mut step = 1;
+        let mut step = 1_i64;
         loop {
             let next = match beyond {
                 Some(beyond) if beyond - within <= 1 => return Ok(beyond),
                 Some(beyond) => i64::midpoint(within, beyond),
-                None => (within + step).min(end),
+                None => within.saturating_add(step).min(end),
             };
-            step *= 2;
+            step = step.saturating_mul(2);
             let same = |at: &At| matches!(at, At::Refused { base: other, .. } if *other == base);
             if next < end && self.read(&BTreeMap::from([(slot.clone(), next)]))?.values().any(same) {
                 within = next;
@@ -120,7 +122,8 @@ impl Reader {
         }
     }
 
-    /// What is at each position. The end of a partition is readable.
+    /// What is at each position, but for those that were not read in time. The end of a partition is
+    /// readable.
     fn read(&self, positions: &BTreeMap<Slot, i64>) -> anyhow::Result<BTreeMap<Slot, At>> {
         let mut assignment = TopicPartitionList::new();
         for ((topic, partition), offset) in positions {
@@ -129,14 +132,7 @@ impl Reader {
         self.0.assign(&assignment).context("assign")?;
         let mut found = BTreeMap::new();
         let started = Instant::now();
-        while found.len() < positions.len() {
-            if started.elapsed() > READ_TIMEOUT {
-                return Err(anyhow!(
-                    "{} of {} positions were not read",
-                    positions.len() - found.len(),
-                    positions.len()
-                ));
-            }
+        while found.len() < positions.len() && started.elapsed() < READ_TIMEOUT {
             if let Some((slot, at)) = self.poll()
                 && positions.contains_key(&slot)
             {

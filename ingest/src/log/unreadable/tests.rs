@@ -1,12 +1,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use futures::StreamExt as _;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 
 use rdkafka::Message as _;
 
 use super::*;
+use crate::log::{Announcement, Producer, announcements};
 use crate::rows::record::Record;
 use crate::validator::Validator;
 
@@ -14,6 +16,8 @@ const TOPIC: &str = "t";
 /// zstd has the last number; a library that lacks a codec sees any number like this.
 const UNKNOWN_CODEC: u16 = 7;
 const GZIP: u16 = 1;
+const POLL_EVERY: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Kafka's CRC-32C.
 fn crc32c(bytes: &[u8]) -> u32 {
@@ -50,14 +54,17 @@ fn batch_of(records: u8, lines: &[u8], codec: u16, crc_is_right: bool) -> Vec<u8
 }
 
 /// Sends batches as they are, without the library: a `Produce` request, version 3.
-fn produce(brokers: &str, batches: &[Vec<u8>]) {
+fn produce(brokers: &str, topic: &str, batches: &[Vec<u8>]) {
     let mut stream = TcpStream::connect(brokers).unwrap();
     for batch in batches {
         let mut request = Vec::new();
         request.extend([0, 0, 0, 3, 0, 0, 0, 1, 0, 1, b'c']);
         request.extend([0xff, 0xff, 0, 1]);
         request.extend(5000i32.to_be_bytes());
-        request.extend([0, 0, 0, 1, 0, 1, b't', 0, 0, 0, 1, 0, 0, 0, 0]);
+        request.extend([0, 0, 0, 1]);
+        request.extend(u16::try_from(topic.len()).unwrap().to_be_bytes());
+        request.extend(topic.as_bytes());
+        request.extend([0, 0, 0, 1, 0, 0, 0, 0]);
         request.extend(i32::try_from(batch.len()).unwrap().to_be_bytes());
         request.extend(batch);
         stream
@@ -72,13 +79,17 @@ fn produce(brokers: &str, batches: &[Vec<u8>]) {
 }
 
 fn cluster(batches: &[Vec<u8>]) -> (MockCluster<'static, DefaultProducerContext>, ClientOptions) {
+    cluster_of(TOPIC, batches)
+}
+
+fn cluster_of(topic: &str, batches: &[Vec<u8>]) -> (MockCluster<'static, DefaultProducerContext>, ClientOptions) {
     let cluster = MockCluster::new(1).unwrap();
-    cluster.create_topic(TOPIC, 1, 1).unwrap();
+    cluster.create_topic(topic, 1, 1).unwrap();
     let options = ClientOptions {
         brokers: cluster.bootstrap_servers(),
         ..ClientOptions::default()
     };
-    produce(&options.brokers, batches);
+    produce(&options.brokers, topic, batches);
     (cluster, options)
 }
 
@@ -155,4 +166,24 @@ fn a_header_whose_name_is_not_text_does_not_stop_the_reader() {
     let record = Record::read(&message, 0, &validator);
     let letter = record.dead_letter(crate::log::Reason::Undecodable, "no event");
     assert_eq!(letter.content_type, "text/plain");
+}
+
+#[tokio::test]
+async fn announcements_go_on_behind_what_cannot_be_read() {
+    let topic = ClientOptions::default().topics().version;
+    let (_cluster, options) = cluster_of(&topic, &[]);
+    let mut received = announcements::subscribe(&options).await.unwrap();
+    produce(&options.brokers, &topic, &[batch(2, UNKNOWN_CODEC, true)]);
+    let producer = Producer::new(&options).unwrap();
+    let announcement = Announcement::default();
+    let sent_until_received = async {
+        loop {
+            producer.send_announcement(&announcement).await.unwrap();
+            if let Ok(Some(received)) = tokio::time::timeout(POLL_EVERY, received.next()).await {
+                return received;
+            }
+        }
+    };
+    let received = tokio::time::timeout(PATIENCE, sent_until_received).await;
+    assert_eq!(received.unwrap(), announcement);
 }
