@@ -331,7 +331,8 @@ async fn commands_list_check_keep_and_collect_the_store() {
     std::fs::remove_file(objects(&stack).join(known["delta"]["digest"].as_str().unwrap())).unwrap();
     let (success, stdout, stderr) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
     assert!(success, "{stdout}{stderr}");
-    let need = "update run set status = 'paused', base_version = $1";
+    let need = "insert into run (kind, policy, line, status, config, base_version)
+                values ('sft', 'demo', 'waits', 'paused', '{}', $1)";
     sqlx::query(need).bind(lost).execute(&stack.pool).await.unwrap();
     let (success, stdout, _) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
     assert!(
