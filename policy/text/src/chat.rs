@@ -171,7 +171,7 @@ impl Templates {
         for forms in forms::of(&messages) {
             for form in forms {
                 let messages: Vec<Value> = messages.iter().map(|message| form.of_message(message)).collect();
-                match self.render_messages(name, messages, conversation) {
+                match self.render_messages(name, messages.clone(), conversation) {
                     Err(error) => {
                         let may_want_another = matches!(error, Error::Render(_));
                         failed = failed.or(Some(error));
@@ -180,7 +180,7 @@ impl Templates {
                         }
                     }
                     Ok(rendered) => {
-                        let missing = Missing::of(&conversation.messages, &rendered.text);
+                        let missing = Missing::of(&messages, &rendered.text);
                         if missing.is_nothing() {
                             return Ok(rendered);
                         }

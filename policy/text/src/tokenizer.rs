@@ -37,8 +37,46 @@ struct Inner {
     tokenizer: tokenizers::Tokenizer,
     stop_ids: Vec<u32>,
     decline_id: Option<u32>,
+    spelling: Spelling,
     /// Made when the first request needs it.
     grammars: OnceLock<Result<Grammars, constraint::Error>>,
+}
+
+/// How a vocabulary writes the bytes of its tokens.
+#[derive(Debug, Clone, Copy)]
+enum Spelling {
+    /// A printable character for each byte.
+    ByteLevel,
+    /// This character for a space, and `<0x0A>` for a byte.
+    Spaces(char),
+    Other,
+}
+
+impl Spelling {
+    fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).unwrap_or_default();
+        let decoders = decoder["decoders"]
+            .as_array()
+            .map_or(std::slice::from_ref(&decoder), Vec::as_slice);
+        let spelling = |decoder: &Value| match decoder["type"].as_str()? {
+            "ByteLevel" => Some(Spelling::ByteLevel),
+            "Metaspace" => Some(Spelling::Spaces(decoder["replacement"].as_str()?.chars().next()?)),
+            "Replace" if decoder["content"] == " " => {
+                Some(Spelling::Spaces(decoder["pattern"]["String"].as_str()?.chars().next()?))
+            }
+            _ => None,
+        };
+        decoders.iter().find_map(spelling).unwrap_or(Spelling::Other)
+    }
+}
+
+/// The byte that a byte-level vocabulary writes as this character.
+fn byte_of_char(character: char) -> Option<u8> {
+    let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    match u32::from(character) {
+        code @ 256.. => (0..=255).filter(|byte| !printable(byte)).nth(code as usize - 256),
+        code => u8::try_from(code).ok().filter(printable),
+    }
 }
 
 impl Tokenizer {
@@ -49,7 +87,7 @@ impl Tokenizer {
 
     /// Reads `tokenizer.json`. Also reads `eos_token_id` (a number or a list) and
     /// `springtide_decline_token_id` from `generation_config.json`; without the former,
-    /// `eos_token_id` from `config.json`. Refuses ids outside the vocabulary.
+    /// `eos_token_id` from `config.json`. The `eos_token` of `tokenizer_config.json` is one more. Refuses ids outside the vocabulary.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let file = "tokenizer.json";
         let bytes = checkpoint.files.get(file).ok_or(Error::MissingFile(file))?;
@@ -67,6 +105,11 @@ impl Tokenizer {
         if stop_ids.is_empty() {
             stop_ids = ids(&config, "config.json", "eos_token_id")?;
         }
+        // vLLM stops at both, too
+        let of_tokenizer = &json(checkpoint, "tokenizer_config.json")?["eos_token"];
+        let of_tokenizer = of_tokenizer.as_str().or(of_tokenizer["content"].as_str());
+        let end = of_tokenizer.and_then(|token| tokenizer.token_to_id(token));
+        stop_ids.extend(end.filter(|id| !stop_ids.contains(id)));
         let decline_id = decline_id(checkpoint)?;
         for &id in stop_ids.iter().chain(&decline_id) {
             if tokenizer.id_to_token(id).is_none() {
@@ -74,6 +117,7 @@ impl Tokenizer {
             }
         }
         Ok(Tokenizer(Arc::new(Inner {
+            spelling: Spelling::of(&tokenizer),
             tokenizer,
             stop_ids,
             decline_id,
@@ -129,6 +173,39 @@ impl Tokenizer {
             .tokenizer
             .decode(ids, false)
             .map_err(|error| Error::Decode(error.to_string()))
+    }
+
+    /// The bytes of a token: those of a text's tokens are the text's, even where a token ends inside a
+    /// character. `first`: it begins the text, where some decoders drop a space. `None`: it has no text.
+    pub fn token_bytes(&self, id: u32, first: bool) -> Result<Option<Vec<u8>>, Error> {
+        if !self.is_text(id) {
+            return Ok(None);
+        }
+        let token = self.0.tokenizer.id_to_token(id).unwrap_or_default();
+        let bytes = match self.0.spelling {
+            _ if self
+                .0
+                .tokenizer
+                .get_added_vocabulary()
+                .get_added_tokens_decoder()
+                .contains_key(&id) =>
+            {
+                None
+            }
+            Spelling::ByteLevel => token.chars().map(byte_of_char).collect(),
+            Spelling::Spaces(space) => {
+                let hex = token.strip_prefix("<0x").and_then(|token| token.strip_suffix('>'));
+                let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                Some(byte.map_or_else(|| token.replace(space, " ").into_bytes(), |byte| vec![byte]))
+            }
+            Spelling::Other => None,
+        };
+        let alone = self.decode(&[id])?;
+        Ok(Some(match bytes {
+            Some(bytes) if first && bytes.strip_prefix(b" ") == Some(alone.as_bytes()) => alone.into_bytes(),
+            Some(bytes) => bytes,
+            None => alone.into_bytes(),
+        }))
     }
 
     /// Whether `id` can decode to text. Special tokens and unknown ids decode to nothing.
@@ -326,6 +403,21 @@ mod tests {
         let plain = Tokenizer::from_checkpoint(&checkpoint("{}")).unwrap();
         assert_eq!(plain.stop_ids(), [259], "config.json is the fallback");
         assert_eq!(plain.decline_id(), None);
+    }
+
+    #[test]
+    fn the_end_token_of_the_tokenizer_ends_a_generation_too() {
+        let with = |config: &str| {
+            let mut checkpoint = checkpoint(r#"{"eos_token_id": 259}"#);
+            let config = Bytes::from(config.to_string());
+            checkpoint.files.insert("tokenizer_config.json".into(), config);
+            Tokenizer::from_checkpoint(&checkpoint).unwrap().stop_ids().to_vec()
+        };
+        assert_eq!(with(r#"{"eos_token": "<|eol|>"}"#), [259, 257]);
+        assert_eq!(with(r#"{"eos_token": {"content": "<|eol|>"}}"#), [259, 257]);
+        assert_eq!(with(r#"{"eos_token": "<|end|>"}"#), [259]);
+        assert_eq!(with(r#"{"eos_token": null}"#), [259]);
+        assert_eq!(with(r#"{"eos_token": "<|not in the vocabulary|>"}"#), [259]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::Call;
@@ -24,7 +24,8 @@ pub enum Format {
     /// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or version 3's with a JSON block.
     #[serde(rename = "deepseek")]
     DeepSeek,
-    /// The whole answer is one `{"name": …, "arguments": {…}}`, because sampling allows nothing else.
+    /// The whole answer is one `{"name": …, "arguments": {…}}`, or other JSON, because sampling allows
+    /// nothing else.
     #[serde(skip)]
     Json,
 }
@@ -132,7 +133,7 @@ impl Format {
             Format::Llama => objects(block, tools),
             Format::Mistral => mistral(block),
             Format::DeepSeek => deepseek(block),
-            Format::Json => json(block.trim()).map_or_else(|read| read, |call| Read::Calls(vec![call])),
+            Format::Json => bare(block.trim(), tools),
         };
         match read {
             Read::Calls(calls) if !calls.iter().all(has_readable_arguments) => Read::Malformed,
@@ -165,13 +166,49 @@ impl Tools {
         self.0.iter().map(|(name, schema)| (name.as_str(), schema))
     }
 
-    /// Whether the schema wants anything but a text there.
-    fn is_json(&self, tool: &str, parameter: &str) -> bool {
-        let schema = self.0.get(tool).map(|schema| &schema["properties"][parameter]);
-        match schema.map(|schema| &schema["type"]) {
-            Some(Value::String(kind)) => kind != "string",
-            Some(Value::Array(kinds)) => !kinds.iter().any(|kind| kind == "string"),
-            _ => false,
+    /// The kinds of JSON that the schema allows there; empty if it does not say.
+    fn kinds(&self, tool: &str, parameter: &str) -> BTreeSet<&str> {
+        let mut kinds = BTreeSet::new();
+        if let Some(root) = self.0.get(tool) {
+            add_kinds(&root["properties"][parameter], root, SCHEMA_DEPTH_MAX, &mut kinds);
+        }
+        kinds
+    }
+}
+
+/// Schemas may refer to themselves.
+const SCHEMA_DEPTH_MAX: usize = 16;
+
+fn add_kinds<'a>(schema: &'a Value, root: &'a Value, depth: usize, kinds: &mut BTreeSet<&'a str>) {
+    let Some(depth) = depth.checked_sub(1) else {
+        return;
+    };
+    match &schema["type"] {
+        Value::String(kind) => kinds.extend([kind.as_str()]),
+        Value::Array(several) => kinds.extend(several.iter().filter_map(Value::as_str)),
+        _ => {
+            let target = schema["$ref"]
+                .as_str()
+                .and_then(|place| root.pointer(place.strip_prefix('#')?));
+            let branches = ["anyOf", "oneOf", "allOf"]
+                .into_iter()
+                .filter_map(|name| schema[name].as_array());
+            for schema in target.into_iter().chain(branches.flatten()) {
+                add_kinds(schema, root, depth, kinds);
+            }
+            let values = schema["enum"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .chain(schema.get("const"));
+            kinds.extend(values.map(|value| match value {
+                Value::Null => "null",
+                Value::Bool(_) => "boolean",
+                Value::Number(_) => "number",
+                Value::String(_) => "string",
+                Value::Array(_) => "array",
+                Value::Object(_) => "object",
+            }));
         }
     }
 }
@@ -197,6 +234,16 @@ fn json(text: &str) -> Result<Call, Read> {
         false => Read::Malformed,
     })?;
     named(call).ok_or(Read::Malformed)
+}
+
+/// The only object of an answer. Beside calls, the answer may be other JSON.
+fn bare(text: &str, tools: &Tools) -> Read {
+    match serde_json::from_str::<JsonCall>(text) {
+        Ok(call) if call.arguments.is_none() || !tools.0.contains_key(&call.name) => Read::Malformed,
+        Ok(call) => named(call).map_or(Read::Malformed, |call| Read::Calls(vec![call])),
+        Err(error) if error.is_eof() => Read::Incomplete,
+        Err(_) => Read::Malformed,
+    }
 }
 
 fn named(JsonCall { name, arguments }: JsonCall) -> Option<Call> {
@@ -255,7 +302,7 @@ fn elements(mut rest: &str, tools: &Tools) -> Read {
             let Some((value, after)) = value.split_once("</parameter>") else {
                 return Read::Incomplete;
             };
-            arguments.push((key.trim(), argument(value, tools.is_json(name, key.trim()))));
+            arguments.push((key.trim(), argument(value, &tools.kinds(name, key.trim()))));
             body = after;
         }
         let arguments = arguments
@@ -272,12 +319,17 @@ fn elements(mut rest: &str, tools: &Tools) -> Read {
     }
 }
 
-/// The JSON of an element's text. One line break at each side is the format's.
-fn argument(value: &str, is_json: bool) -> String {
+/// The JSON of an element's text. One line break at each side is the format's. Templates write
+/// values as Python does, so models do.
+fn argument(value: &str, kinds: &BTreeSet<&str>) -> String {
     let value = value.strip_prefix('\n').unwrap_or(value);
     let value = value.strip_suffix('\n').unwrap_or(value);
-    match serde_json::from_str::<&RawValue>(value.trim()) {
-        Ok(raw) if is_json => raw.get().to_owned(),
+    let is_json = !kinds.is_empty() && !kinds.contains("string");
+    match (value.trim(), serde_json::from_str::<&RawValue>(value.trim())) {
+        ("null" | "None", _) if kinds.contains("null") => "null".to_owned(),
+        ("True", _) if is_json && kinds.contains("boolean") => "true".to_owned(),
+        ("False", _) if is_json && kinds.contains("boolean") => "false".to_owned(),
+        (_, Ok(raw)) if is_json => raw.get().to_owned(),
         _ => Value::from(value).to_string(),
     }
 }

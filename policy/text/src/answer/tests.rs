@@ -347,3 +347,68 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn elements_become_what_the_schema_wants() {
+    let parameters = json!({"type": "object", "$defs": {"Days": {"type": "integer"}}, "properties": {
+        "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "named": {"$ref": "#/$defs/Days"},
+        "either": {"oneOf": [{"$ref": "#/$defs/Days"}, {"type": "object"}]},
+        "all": {"allOf": [{"type": "array"}]},
+        "level": {"enum": [1, 2, 3]},
+        "unit": {"enum": ["1", "2"]},
+        "exact": {"type": "boolean"},
+        "city": {"type": ["string", "null"]},
+        "text": {"type": "string"},
+        "nothing": {"type": "null"},
+        "loop": {"$ref": "#/properties/loop"},
+    }});
+    let tools = Tools::of(&[json!({"type": "function", "function": {"name": "f", "parameters": parameters}})]);
+    let layout = Layout {
+        calls: Some((Format::QwenXml, tools)),
+        ..Layout::default()
+    };
+    for (name, written, expected) in [
+        ("days", "5", "5"),
+        ("days", "null", "null"),
+        ("days", "None", "null"),
+        ("named", "5", "5"),
+        ("either", "5", "5"),
+        ("either", "{\"a\": 1}", "{\"a\": 1}"),
+        ("all", "[1]", "[1]"),
+        ("level", "2", "2"),
+        ("unit", "2", "\"2\""),
+        ("exact", "True", "true"),
+        ("exact", "False", "false"),
+        ("exact", "true", "true"),
+        ("city", "None", "null"),
+        ("city", "Bonn", "\"Bonn\""),
+        ("city", "5", "\"5\""),
+        ("text", "None", "\"None\""),
+        ("text", "True", "\"True\""),
+        ("nothing", "None", "null"),
+        ("days", "many", "\"many\""),
+        ("loop", "5", "\"5\""),
+        ("unknown", "5", "\"5\""),
+    ] {
+        let answer = format!(
+            "<tool_call>\n<function=f>\n<parameter={name}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let expected = call("f", &format!("{{\"{name}\": {expected}}}"));
+        assert_eq!(layout.parse(&answer), [expected], "{name}: {written}");
+    }
+}
+
+#[test]
+fn bare_json_is_a_call_only_of_a_tool_with_arguments() {
+    let layout = layout(Format::Json);
+    for answer in [
+        "{\"name\": \"Bob\", \"arguments\": {}}",
+        "{\"name\": \"weather\"}",
+        "{\"temp\": 21}",
+    ] {
+        assert_eq!(layout.parse(answer), [text(answer)]);
+    }
+    let answer = "{\"name\": \"write\", \"arguments\": {\"a\": 1}}";
+    assert_eq!(layout.parse(answer), [call("write", "{\"a\": 1}")]);
+}

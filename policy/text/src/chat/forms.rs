@@ -100,13 +100,16 @@ pub fn with_known_role(message: Value, source: &str) -> Value {
     }
 }
 
+/// What a template prints of a part that it does not read.
+const PRINTED_PART: [&str; 2] = ["'type': 'text'", "\"type\": \"text\""];
+
 /// What of the messages did not come into the prompt.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Missing {
-    /// Nothing of this message, by its place, is in the prompt.
-    message: Option<usize>,
     /// Texts that are not there as they were written.
     texts: usize,
+    /// Nothing of this message, by its place, is in the prompt.
+    message: Option<usize>,
 }
 
 impl Missing {
@@ -129,8 +132,7 @@ impl Missing {
                 let Some(text) = text.as_str().map(str::trim).filter(|text| !text.is_empty()) else {
                     continue;
                 };
-                let misprinted =
-                    is_list && (prompt.contains(&part.to_string()) || prompt.contains(&python::json(&part)));
+                let misprinted = is_list && PRINTED_PART.iter().any(|printed| prompt.contains(printed));
                 let at = prompt[from..].find(text).map(|at| from + at);
                 if let Some(at) = at {
                     from = at + text.len();

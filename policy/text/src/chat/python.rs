@@ -44,6 +44,9 @@ pub fn install(environment: &mut Environment<'static>) {
             ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
         )
     });
+    // templates get plain data, functions and macros
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
+    environment.add_filter("int", int);
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let message = message.to_string();
@@ -67,6 +70,14 @@ pub fn strftime(time: OffsetDateTime, format: &str) -> Result<String, Error> {
 
 fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
+        if name == "index"
+            && let (ValueKind::Seq, [wanted]) = (value.kind(), arguments)
+        {
+            let at = value.try_iter()?.position(|item| item == *wanted);
+            return at
+                .map(Value::from)
+                .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "not in the list"));
+        }
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments);
     };
     let one = || match arguments {
@@ -86,6 +97,13 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
             Some((before, after)) => three(before, one()?, after),
             None => three("", "", text),
         },
+        "split" | "rsplit" if arguments.iter().any(Value::is_kwargs) => {
+            let (separator, kwargs): (Option<Value>, Kwargs) = minijinja::value::from_args(arguments)?;
+            let separator = separator.map_or_else(|| kwargs.get("sep"), Ok)?;
+            let splits: Option<i64> = kwargs.get("maxsplit")?;
+            kwargs.assert_all_used()?;
+            return method(state, value, name, &[separator, splits.into()]);
+        }
         "rsplit" if !arguments.is_empty() => {
             let (separator, splits): (&str, Option<i64>) = minijinja::value::from_args(arguments)?;
             let parts: Vec<&str> = match splits.and_then(|n| usize::try_from(n).ok()) {
@@ -94,8 +112,49 @@ fn method(state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> 
             };
             parts.into_iter().rev().map(Value::from).collect()
         }
+        "index" | "rindex" => {
+            let find = name.replace("index", "find");
+            let at = minijinja_contrib::pycompat::unknown_method_callback(state, value, &find, arguments)?;
+            match i64::try_from(at.clone())? {
+                ..0 => return Err(Error::new(ErrorKind::InvalidOperation, "substring not found")),
+                _ => at,
+            }
+        }
+        "ljust" | "rjust" | "center" | "zfill" => {
+            let (width, fill): (usize, Option<char>) = minijinja::value::from_args(arguments)?;
+            let missing = width.min(PADDED_MAX).saturating_sub(text.chars().count());
+            let (fill, left) = match name {
+                "ljust" => (fill.unwrap_or(' '), 0),
+                "rjust" => (fill.unwrap_or(' '), missing),
+                // Python puts the odd space to the left if the width is odd
+                "center" => (fill.unwrap_or(' '), missing / 2 + (missing & width & 1)),
+                _ => ('0', missing),
+            };
+            let pad = |n: usize| fill.to_string().repeat(n);
+            let (sign, digits) = text.split_at(usize::from(name == "zfill" && text.starts_with(['-', '+'])));
+            Value::from(format!("{sign}{}{digits}{}", pad(left), pad(missing - left)))
+        }
         _ => return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments),
     })
+}
+
+/// Longest padded text, in characters.
+const PADDED_MAX: usize = 1 << 16;
+
+/// Jinja's `int`: the default, usually 0, for what is no number.
+fn int(value: &Value, default: Option<Value>) -> Value {
+    let default = default.unwrap_or_else(|| Value::from(0));
+    let float = match value.as_str() {
+        Some(text) => match text.trim().parse::<i64>() {
+            Ok(number) => return number.into(),
+            Err(_) => text.trim().parse::<f64>().ok(),
+        },
+        None if value.kind() == ValueKind::Bool => return i64::from(value.is_true()).into(),
+        None if value.is_integer() => return value.clone(),
+        None => float(value),
+    };
+    let fits = float.filter(|float| float.abs() < 9e18);
+    fits.map_or(default, |float| Value::from(float as i64))
 }
 
 /// `json.dumps` with the arguments that `transformers` supports.

@@ -119,7 +119,7 @@ fn templates_are_found_in_all_usual_files() {
         let conversation = Conversation {
             template: name.map(str::to_string),
             tools: tools.then(Vec::new),
-            ..user("hi")
+            ..user("")
         };
         Templates::from_checkpoint(checkpoint)?
             .render(&conversation)
@@ -223,5 +223,138 @@ fn contradictions_are_refused() {
         continue_final_message: Some("content".into()),
         ..user("hello")
     };
-    assert!(matches!(deletes.render(&conversation), Err(Error::Conversation(_))));
+    let result = deletes.render(&conversation);
+    assert!(matches!(result, Err(Error::Conversation(_))), "{result:?}");
+}
+
+/// A conversation from JSON, with a generation prompt.
+fn chat(messages: &str) -> Conversation {
+    Conversation {
+        messages: serde_json::from_str(messages).unwrap(),
+        ..Conversation::default()
+    }
+}
+
+const CALLS: &str = r#"[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null, "tool_calls":
+    [{"type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}]}]"#;
+
+#[test]
+fn parts_reach_a_template_in_the_form_that_it_reads() {
+    let parts = r#"[{"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}]"#;
+    let text = r#"[{"role": "user", "content": "AB"}]"#;
+    for (source, of_parts, of_text) in [
+        // as Qwen 3's
+        (
+            "{% for m in messages %}<{% if m.content is string %}{{ m.content }}{% else %}{{ '' }}{% endif %}>{% endfor %}",
+            "<A\nB>",
+            "<AB>",
+        ),
+        // prints lists
+        ("{{ messages[0].content }}", "A\nB", "AB"),
+        ("{{ messages[0].content | tojson }}", "\"A\\nB\"", "\"AB\""),
+        // fails
+        ("{{ 'x' + messages[0].content }}", "xA\nB", "xAB"),
+        // reads the first part
+        (
+            "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}{{ messages[0].content[0].text }}{% endif %}",
+            "A\nB",
+            "AB",
+        ),
+        // reads parts alone
+        (
+            "{% for part in messages[0].content %}{{ part['text'] }}|{% endfor %}",
+            "A|B|",
+            "AB|",
+        ),
+    ] {
+        let template = template(source);
+        assert_eq!(template.render(&chat(parts)).unwrap().text, of_parts, "{source}");
+        assert_eq!(template.render(&chat(text)).unwrap().text, of_text, "{source}");
+    }
+}
+
+#[test]
+fn a_message_that_does_not_reach_the_prompt_is_refused_by_its_place() {
+    let users = template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}");
+    let critic = r#"[{"role": "user", "content": "Hi"}, {"role": "critic", "content": "Zounds"}]"#;
+    let error = users.render(&chat(critic)).unwrap_err().to_string();
+    assert!(
+        error.contains("messages[1] of the role critic") && !error.contains("Zounds"),
+        "{error}"
+    );
+    let image =
+        r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "Hi"}]}]"#;
+    let error = users.render(&chat(image)).unwrap_err().to_string();
+    assert!(error.contains("messages[0]"), "{error}");
+    // a template may change a text
+    let changed = template("{{ messages[0].content | upper | replace('HI', 'there') }}");
+    assert_eq!(
+        changed
+            .render(&chat(r#"[{"role": "user", "content": "Hi there"}]"#))
+            .unwrap()
+            .text,
+        "there THERE"
+    );
+}
+
+#[test]
+fn a_developer_is_the_system_of_a_template_that_does_not_know_it() {
+    let developer = r#"[{"role": "developer", "content": "Be brief"}]"#;
+    let systems = template("{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}");
+    assert_eq!(systems.render(&chat(developer)).unwrap().text, "Be brief");
+    let knows = template(
+        "{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %}{{ m.content }}{% endfor %}",
+    );
+    assert_eq!(knows.render(&chat(developer)).unwrap().text, "developer!Be brief");
+}
+
+#[test]
+fn arguments_of_calls_are_objects_or_the_text_that_the_template_wants() {
+    let object =
+        "{{ messages[0].content }}{% for c in messages[1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}";
+    // as DeepSeek V3's
+    let text = "{{ messages[0].content }}{% for c in messages[1].tool_calls %}{% if messages[1].content is none %}{{ 'f' + c.function.arguments }}\
+        {% else %}{{ messages[1].content + c.function.arguments }}{% endif %}{% endfor %}";
+    for (arguments, as_object, as_text) in [
+        (
+            r#""{\"z\": 1, \"a\": [2]}""#,
+            r#"Hi{"z": 1, "a": [2]}"#,
+            r#"Hif{"z": 1, "a": [2]}"#,
+        ),
+        (r#""""#, "Hi{}", "Hif"),
+        (r#""no JSON""#, r#"Hi"no JSON""#, "Hifno JSON"),
+    ] {
+        let conversation = chat(&CALLS.replace("ARGUMENTS", arguments));
+        assert_eq!(template(object).render(&conversation).unwrap().text, as_object);
+        assert_eq!(template(text).render(&conversation).unwrap().text, as_text);
+    }
+}
+
+#[test]
+fn templates_may_use_what_python_and_jinja_have() {
+    for (source, expected) in [
+        ("{{ 'a-b-c'.split('-', maxsplit=1) | join('|') }}", "a|b-c"),
+        ("{{ 'a-b-c'.rsplit('-', maxsplit=1) | join('|') }}", "a-b|c"),
+        ("{{ 'abc'.index('c') }}{{ [1, 2].index(2) }}", "21"),
+        (
+            "{{ 'a'.ljust(3) }}|{{ 'a'.rjust(3, '.') }}|{{ 'a'.center(3) }}|{{ '7'.zfill(3) }}",
+            "a  |..a| a |007",
+        ),
+        (
+            "{{ '42' | int + 1 }}{{ 'x' | int }}{{ 'x' | int(7) }}{{ '3.9' | int }}",
+            "43073",
+        ),
+        ("{{ range is callable }}{{ 1 is callable }}", "TrueFalse"),
+        ("{{ 'a%sb' | format(1) }}", "a1b"),
+        ("{% filter upper %}a{% endfilter %}", "A"),
+        ("a\r\nb\rc", "a\nb\nc"),
+        (
+            "{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}",
+            "2",
+        ),
+    ] {
+        let source = format!("{source}{{{{ messages[0].content }}}}");
+        let rendered = template(&source).render(&user("!")).map(|rendered| rendered.text);
+        assert_eq!(rendered.unwrap(), format!("{expected}!"), "{source}");
+    }
 }
