@@ -186,9 +186,10 @@ impl Logprobs {
     fn of(tokens: &[SampledToken]) -> Self {
         let mut logprobs = Logprobs::default();
         for token in tokens {
-            logprobs.tokens.push(token.text.clone());
+            logprobs.tokens.push(token.text.text.clone());
             logprobs.token_logprobs.push(token.logprob);
-            logprobs.top_logprobs.push(token.top.iter().cloned().collect());
+            let top = token.top.iter().map(|(token, logprob)| (token.text.clone(), *logprob));
+            logprobs.top_logprobs.push(top.collect());
             logprobs.text_offset.push(token.offset);
         }
         logprobs

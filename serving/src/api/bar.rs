@@ -35,6 +35,7 @@ pub fn is_reached(min: f64, tokens: &[SampledToken]) -> bool {
 mod tests {
     use super::*;
     use crate::api::body::ChatRequest;
+    use crate::api::outcome::TokenText;
     use crate::options::Options;
     use crate::routing::tests::version;
     use serde_json::{Value, json};
@@ -106,7 +107,7 @@ mod tests {
             id: 1,
             logprob,
             candidates: None,
-            text: String::new(),
+            text: TokenText::default(),
             top: vec![],
             offset: 0,
         };

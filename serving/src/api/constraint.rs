@@ -13,7 +13,7 @@ pub const UNTRAINABLE: &str = "constrained_sampling";
 #[derive(Debug, Clone, PartialEq)]
 pub struct Constraint {
     pub schema: Value,
-    /// The JSON is a call: an object with `name` and `arguments`.
+    /// The JSON may be a call: an object with `name` and `arguments`.
     pub calls_tool: bool,
 }
 
@@ -67,6 +67,19 @@ impl ToolChoice {
             schema: json!({"anyOf": calls}),
             calls_tool: true,
         }))
+    }
+}
+
+impl Constraint {
+    /// The answer is JSON of the format, or a call of one of the tools.
+    pub fn or_call(mut self, tools: &Tools) -> Self {
+        move_references(&mut self.schema, "#/anyOf/0");
+        let calls = tools.iter().zip(1..).map(|(tool, index)| call(index, tool));
+        let branches: Vec<Value> = std::iter::once(self.schema).chain(calls).collect();
+        Constraint {
+            schema: json!({"anyOf": branches}),
+            calls_tool: true,
+        }
     }
 }
 
@@ -156,6 +169,20 @@ mod tests {
         assert!(ToolChoice::Named("c".into()).constraint(&tools).is_err());
         assert!(ToolChoice::Required.constraint(&Tools::default()).is_err());
         assert_eq!(ToolChoice::Auto.constraint(&tools).unwrap(), None);
+    }
+
+    #[test]
+    fn a_format_leaves_room_for_calls() {
+        let tools = Tools::of(&[json!({"function": {"name": "f", "parameters": {"$ref": "#/$defs/x"}}})]);
+        let format = Constraint {
+            schema: json!({"$ref": "#/$defs/y", "$defs": {"y": {"type": "integer"}}}),
+            calls_tool: false,
+        };
+        let either = format.or_call(&tools);
+        assert!(either.calls_tool);
+        assert_eq!(either.schema["anyOf"][0]["$ref"], "#/anyOf/0/$defs/y");
+        let call = &either.schema["anyOf"][1]["properties"];
+        assert_eq!(call["arguments"]["$ref"], "#/anyOf/1/properties/arguments/$defs/x");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Turns the sampled token ids of one choice into text. Pure.
 
-use super::outcome::SampledToken;
+use super::outcome::{SampledToken, TokenText};
 use super::request::GenerationRequest;
 use super::stop::StopMatcher;
 use crate::engine::Token;
@@ -15,6 +15,8 @@ pub struct TextBuilder<'a> {
     token_texts: bool,
     /// Text that was returned by `push`.
     released: String,
+    /// No token has come yet.
+    is_first: bool,
     /// Characters decoded so far, released or held back.
     decoded: usize,
 }
@@ -27,6 +29,7 @@ impl<'a> TextBuilder<'a> {
             stops: StopMatcher::new(request.stops.clone()),
             token_texts: request.logprobs.is_some(),
             released: String::new(),
+            is_first: true,
             decoded: 0,
         }
     }
@@ -38,7 +41,7 @@ impl<'a> TextBuilder<'a> {
             id: token.id,
             logprob: token.logprob,
             candidates: token.candidates,
-            text: String::new(),
+            text: TokenText::default(),
             top: Vec::new(),
             offset: self.decoded,
         };
@@ -48,6 +51,7 @@ impl<'a> TextBuilder<'a> {
             let top = top.map(|&(id, logprob)| Ok((self.token_text(id)?, logprob)));
             sampled.top = top.collect::<Result<_, Error>>()?;
         }
+        self.is_first = false;
         let piece = match &mut self.decoder {
             Some(decoder) => decoder.push(token.id)?,
             None => String::new(),
@@ -58,16 +62,16 @@ impl<'a> TextBuilder<'a> {
         Ok((sampled, text, stop))
     }
 
-    fn token_text(&self, id: u32) -> Result<String, Error> {
-        let text = match self.tokenizer {
-            Some(tokenizer) => tokenizer.decode(&[id])?,
-            None => String::new(),
+    fn token_text(&self, id: u32) -> Result<TokenText, Error> {
+        let bytes = match self.tokenizer {
+            Some(tokenizer) => tokenizer.token_bytes(id, self.is_first)?,
+            None => None,
         };
-        Ok(if text.is_empty() {
-            format!("token_id:{id}")
-        } else {
-            text
-        })
+        let text = match &bytes {
+            Some(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            None => format!("token_id:{id}"),
+        };
+        Ok(TokenText { text, bytes })
     }
 
     /// The whole text. Text held back belongs to it, unless a stop string ended it.

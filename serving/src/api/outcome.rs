@@ -14,12 +14,20 @@ pub struct SampledToken {
     pub logprob: f32,
     /// How many ids could have been sampled; `None`: the engine does not say.
     pub candidates: Option<u32>,
-    /// Its own text, or `token_id:<id>` if it has none. Empty unless log-probabilities were
-    /// requested.
-    pub text: String,
-    pub top: Vec<(String, f32)>,
+    /// Empty unless log-probabilities were requested.
+    pub text: TokenText,
+    pub top: Vec<(TokenText, f32)>,
     /// Characters of the completion before it.
     pub offset: usize,
+}
+
+/// A token's own text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenText {
+    /// `token_id:<id>` if it has none. A part of a character is U+FFFD.
+    pub text: String,
+    /// Those of the tokens of an answer are its text. `None`: it has no text.
+    pub bytes: Option<Vec<u8>>,
 }
 
 /// A choice that ended.

@@ -1,6 +1,6 @@
 //! The parts of a choice in the answer of `POST /v1/chat/completions`.
 
-use crate::api::outcome::SampledToken;
+use crate::api::outcome::{self, SampledToken};
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use serde::Serialize;
@@ -123,14 +123,18 @@ struct TokenText {
 
 impl Logprobs {
     pub fn of(tokens: &[SampledToken]) -> Self {
-        let token_text = |(text, logprob): &(String, f32)| TokenText {
-            token: text.clone(),
-            logprob: *logprob,
-            bytes: (!text.starts_with("token_id:") && !text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec()),
+        let token_text = |token: &outcome::TokenText, logprob: f32| TokenText {
+            token: token.text.clone(),
+            logprob,
+            bytes: token.bytes.clone(),
         };
         let content = tokens.iter().map(|token| TokenLogprob {
-            token: token_text(&(token.text.clone(), token.logprob)),
-            top_logprobs: token.top.iter().map(token_text).collect(),
+            token: token_text(&token.text, token.logprob),
+            top_logprobs: token
+                .top
+                .iter()
+                .map(|(token, logprob)| token_text(token, *logprob))
+                .collect(),
         });
         Logprobs {
             content: content.collect(),

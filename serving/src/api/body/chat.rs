@@ -84,15 +84,17 @@ impl ChatRequest {
         let tools = self
             .tools
             .filter(|tools| choice != ToolChoice::None && !tools.is_empty());
-        let constraint = match &tools {
-            // schemas are read only if they are needed
-            Some(tools) if choice != ToolChoice::Auto => {
+        // schemas are read only if they are needed
+        let constraint = match (&tools, format) {
+            (Some(_), None) if choice == ToolChoice::Auto => None,
+            (Some(tools), format) => {
                 let tools = serde_json::to_value(tools).unwrap_or_default();
-                choice.constraint(&Tools::of(tools.as_array().map_or(&[], Vec::as_slice)))?
+                let tools = Tools::of(tools.as_array().map_or(&[], Vec::as_slice));
+                let call = choice.constraint(&tools)?;
+                call.or(format.map(|format| format.or_call(&tools)))
             }
-            _ => choice.constraint(&Tools::default())?,
+            (None, format) => choice.constraint(&Tools::default())?.or(format),
         };
-        let constraint = constraint.or(format);
         let mut variables = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort {
             variables.entry("reasoning_effort".into()).or_insert(effort.into());
@@ -104,8 +106,16 @@ impl ChatRequest {
             }
         }
         let continued = self.continue_final_message.unwrap_or(false);
+        if continued && constraint.is_some() {
+            return Err(Problem::bad_request(
+                "an answer that continues a message follows no format and calls no tool that it must; \
+                 leave out the last message, or the format and the tool_choice",
+            ));
+        }
+        let messages = self.messages.iter().enumerate();
+        let messages = messages.map(|(place, message)| with_text_parts(message, place));
         let conversation = Conversation {
-            messages: self.messages.iter().map(with_objects_as_arguments).collect(),
+            messages: messages.collect::<Result<_, _>>()?,
             tools,
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continued),
@@ -117,40 +127,40 @@ impl ChatRequest {
     }
 }
 
-/// Calls of earlier turns have their arguments as a text in OpenAI's API, and templates write
-/// objects. The order of an object's keys stays, so that the prompt has what the model sampled.
-fn with_objects_as_arguments(message: &TemplateValue) -> TemplateValue {
-    let object = |arguments: &TemplateValue| {
-        let parsed = arguments
-            .as_str()
-            .and_then(|text| serde_json::from_str::<TemplateValue>(text).ok());
-        parsed
-            .filter(|parsed| parsed.kind() == ValueKind::Map)
-            .unwrap_or_else(|| arguments.clone())
+/// The message with its content of parts as parts of type `text`. Refuses others by their type.
+fn with_text_parts(message: &TemplateValue, place: usize) -> Result<TemplateValue, Problem> {
+    let content = message.get_attr("content").unwrap_or_default();
+    let (ValueKind::Seq, Ok(parts)) = (content.kind(), content.try_iter()) else {
+        return Ok(message.clone());
     };
-    let call =
-        |call: TemplateValue| with_field(&call, "function", |function| with_field(function, "arguments", object));
-    with_field(message, "tool_calls", |calls| match calls.try_iter() {
-        Ok(list) if calls.kind() == ValueKind::Seq => list.map(call).collect(),
-        _ => calls.clone(),
-    })
-}
-
-/// `map` with another value of a field that it has.
-fn with_field(map: &TemplateValue, field: &str, change: impl Fn(&TemplateValue) -> TemplateValue) -> TemplateValue {
-    let has_field = map.kind() == ValueKind::Map && map.get_attr(field).is_ok_and(|value| !value.is_undefined());
-    let (true, Ok(keys)) = (has_field, map.try_iter()) else {
-        return map.clone();
+    let field = |part: &TemplateValue, name: &str| part.get_attr(name).unwrap_or_default();
+    let text_part = |part: TemplateValue| {
+        let kind = field(&part, "type").as_str().map(str::to_owned);
+        let text = match kind.as_deref() {
+            Some("text" | "input_text" | "output_text") => field(&part, "text"),
+            Some("refusal") => field(&part, "refusal"),
+            None => part,
+            Some(_) => TemplateValue::UNDEFINED,
+        };
+        match text.kind() {
+            ValueKind::String => Ok(TemplateValue::from_pairs([("type", "text".into()), ("text", text)])),
+            _ => Err(Problem::bad_request(format!(
+                "messages[{place}] has a part of type {:?} or without a text; models read text here, so give parts of \
+                 type \"text\"",
+                kind.unwrap_or_else(|| "none".into())
+            ))),
+        }
     };
+    let parts: TemplateValue = parts.map(text_part).collect::<Result<Vec<_>, _>>()?.into();
+    let keys = message.try_iter().map_err(Problem::bad_request)?;
     let fields = keys.map(|key| {
-        let value = map.get_item(&key).unwrap_or_default();
-        let value = match key.as_str() == Some(field) {
-            true => change(&value),
-            false => value,
+        let value = match key.as_str() {
+            Some("content") => parts.clone(),
+            _ => message.get_item(&key).unwrap_or_default(),
         };
         (key, value)
     });
-    TemplateValue::from_pairs(fields)
+    Ok(TemplateValue::from_pairs(fields))
 }
 
 #[cfg(test)]
@@ -183,6 +193,58 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_texts_or_refused_by_their_place_and_type() {
+        let of = |content: Value| {
+            let messages = json!([{"role": "user", "content": content, "name": "n"}]);
+            let (conversation, ..) = chat(json!({"messages": messages})).into_conversation()?;
+            Ok::<_, Problem>(serde_json::to_value(&conversation.messages[0]).unwrap())
+        };
+        let parts =
+            json!([{"type": "text", "text": "a", "cache_control": {}}, "b", {"type": "refusal", "refusal": "c"}]);
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let expected = json!({"role": "user", "content": [text("a"), text("b"), text("c")], "name": "n"});
+        assert_eq!(of(parts).unwrap(), expected);
+        assert_eq!(of(json!("a")).unwrap()["content"], "a");
+        for part in [
+            json!({"type": "image_url", "image_url": {"url": "x"}, "text": "y"}),
+            json!({"type": "input_audio"}),
+            json!({"type": "text"}),
+            json!({"type": "text", "text": 3}),
+        ] {
+            let problem = of(json!([part])).unwrap_err().to_string();
+            assert!(
+                problem.contains("messages[0]") && problem.contains(part["type"].as_str().unwrap()),
+                "{problem}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_format_beside_tools_binds_the_text_and_leaves_room_for_calls() {
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let format = json!({"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}});
+        let constraint = |choice: &str, continued: bool| {
+            let fields = json!({"tools": tools, "response_format": format, "tool_choice": choice, "continue_final_message": continued});
+            chat(fields)
+                .into_conversation()
+                .map(|(_, constraint, ..)| constraint.unwrap())
+        };
+        let auto = constraint("auto", false).unwrap();
+        assert!(auto.calls_tool && auto.schema["anyOf"][0]["type"] == "integer");
+        assert_eq!(auto.schema["anyOf"][1]["properties"]["name"]["const"], "f");
+        let required = constraint("required", false).unwrap();
+        assert_eq!(required.schema["anyOf"].as_array().unwrap().len(), 1);
+        let none = constraint("none", false).unwrap();
+        assert!(!none.calls_tool && none.schema == json!({"type": "integer"}));
+        assert!(
+            constraint("auto", true)
+                .unwrap_err()
+                .to_string()
+                .contains("continues a message")
+        );
+    }
+
+    #[test]
     fn what_cannot_be_done_is_refused_with_advice() {
         for (fields, expected) in [
             (json!({"tool_choice": "required"}), "not among tools"),
@@ -209,13 +271,6 @@ mod tests {
                 .to_string();
             assert!(problem.contains(expected), "{problem}");
         }
-        let turn = json!([{"role": "assistant", "content": null, "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": [2]}"}},
-            {"id": "2", "type": "function", "function": {"name": "g", "arguments": "no JSON"}}]}]);
-        let (conversation, ..) = chat(json!({"messages": turn})).into_conversation().unwrap();
-        let calls = serde_json::to_string(&conversation.messages[0].get_attr("tool_calls").unwrap()).unwrap();
-        assert!(calls.contains(r#""arguments":{"z":1,"a":[2]}"#), "{calls}");
-        assert!(calls.contains(r#""arguments":"no JSON""#), "{calls}");
         let tools = json!([{"type": "function", "function": {"name": "f"}}]);
         let (conversation, ..) = chat(json!({"tools": tools, "tool_choice": "none"}))
             .into_conversation()

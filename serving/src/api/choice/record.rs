@@ -143,7 +143,7 @@ fn sampling(params: &Params, finished: &FinishedChoice) -> Option<Sampling> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::outcome::ChoiceOutcome;
+    use crate::api::outcome::{ChoiceOutcome, TokenText};
     use crate::routing::tests::version;
     use artifact::digest::Digest;
     use std::sync::Arc;
@@ -154,7 +154,7 @@ mod tests {
             id: 1,
             logprob: -1.0,
             candidates: None,
-            text: String::new(),
+            text: TokenText::default(),
             top: vec![],
             offset: 0,
         };

@@ -119,10 +119,11 @@ impl MessagesRequest {
         for (index, message) in self.messages.into_iter().enumerate() {
             add_message(&mut messages, message, index)?;
         }
+        let prefilled = messages.last().is_some_and(is_prefill);
         let mut metadata = self.metadata.unwrap_or_default();
         let user = match metadata.remove("user_id") {
             None | Some(Value::Null) => None,
-            Some(Value::String(user)) => Some(request::name("metadata.user_id", user)?),
+            Some(Value::String(user)) => Some(request::name("metadata.user_id", without_session(user))?),
             Some(_) => return Err(bad("metadata.user_id must be a string")),
         };
         let tools = self
@@ -140,6 +141,7 @@ impl MessagesRequest {
         let defaults = Params::default();
         Ok(ChatRequest {
             messages,
+            continue_final_message: Some(prefilled),
             tools: tools.transpose()?,
             tool_choice: Some(tool_choice),
             response_format,
@@ -257,6 +259,13 @@ fn add_message(messages: &mut Vec<TemplateValue>, message: Message, index: usize
     Ok(())
 }
 
+/// The model continues what the caller wrote for it.
+fn is_prefill(last: &TemplateValue) -> bool {
+    let is_assistant = text_field(last, "role").as_deref() == Some("assistant");
+    let text = text_field(last, "content").unwrap_or_default();
+    is_assistant && !text.is_empty() && field(last, "tool_calls").is_undefined()
+}
+
 fn chat_message(role: &str, content: String) -> TemplateValue {
     object([("role", role.into()), ("content", content.into())])
 }
@@ -291,6 +300,18 @@ fn bad(detail: impl std::fmt::Display) -> Problem {
     Problem::bad_request(detail)
 }
 
+/// Claude Code adds the session to the user: by it, each session would be another user.
+fn without_session(user: String) -> String {
+    if let Ok(Value::Object(mut parts)) = serde_json::from_str(&user) {
+        parts.remove("session_id");
+        return Value::Object(parts).to_string();
+    }
+    match user.rsplit_once("_session_") {
+        Some((user, _)) if !user.is_empty() => user.to_owned(),
+        _ => user,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,6 +327,18 @@ mod tests {
 
     fn messages(chat: &ChatRequest) -> Value {
         serde_json::to_value(&chat.messages).unwrap()
+    }
+
+    #[test]
+    fn sessions_of_one_device_are_of_one_user() {
+        let user = |id: &str| chat(json!({"metadata": {"user_id": id}})).unwrap().common.user.unwrap();
+        assert_eq!(user("user_1f_account_2e_session_a"), user("user_1f_account_2e_session_b"));
+        assert_ne!(user("user_1f_account_2e_session_a"), user("user_1f_account_3e_session_a"));
+        assert_eq!(
+            user(r#"{"device_id": "d", "session_id": "a"}"#),
+            user(r#"{"device_id": "d", "session_id": "b"}"#)
+        );
+        assert_eq!(user("ana"), "ana");
     }
 
     #[test]
@@ -343,6 +376,27 @@ mod tests {
         );
         assert_eq!(request.tools.as_ref().unwrap().len(), 1);
         assert_eq!((request.common.user.as_deref(), request.params.top_k), (Some("u1"), 4));
+    }
+
+    #[test]
+    fn the_models_own_words_at_the_end_are_continued() {
+        let user = json!({"role": "user", "content": "JSON, please"});
+        let block = |block: Value| json!([user, {"role": "assistant", "content": [block]}]);
+        for (messages, continued) in [
+            (json!([user, {"role": "assistant", "content": "{"}]), true),
+            (block(json!({"type": "text", "text": "{"})), true),
+            (
+                block(json!({"type": "tool_use", "id": "t", "name": "f", "input": {}})),
+                false,
+            ),
+            (json!([user, {"role": "assistant", "content": ""}]), false),
+            (json!([user]), false),
+        ] {
+            let request = chat(json!({"messages": messages})).unwrap();
+            assert_eq!(request.continue_final_message, Some(continued), "{messages}");
+            let (conversation, ..) = request.into_conversation().unwrap();
+            assert_eq!(conversation.add_generation_prompt, !continued);
+        }
     }
 
     #[test]
