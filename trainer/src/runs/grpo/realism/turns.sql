@@ -21,6 +21,8 @@ join generation g on g.episode_id = trace.episode_id and (trace.is_episode or g.
 join trajectory t on t.generation_id = g.id
 where g.id >= $4
   and t.generation_id >= $4
+  -- a production trace is called after a generation; another tenant may have an episode of the same id
+  and g.tenant_id = coalesce((select one.tenant_id from generation one where one.id = trace.id), g.tenant_id)
   and t.episode_id is not distinct from case when trace.is_episode then trace.episode_id end
 window whole as (partition by trace.id),
        in_order as (partition by trace.id order by g.segment, g.turn, g.id)
