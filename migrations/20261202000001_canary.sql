@@ -15,10 +15,10 @@ create table canary (
     reason      text not null,
     created_at  timestamptz not null default clock_timestamp(),
     constraint canary_pkey primary key (id),
-    constraint canary_state check (state in ('proposed', 'gated', 'canary', 'paused', 'held', 'champion', 'retired', 'aborted', 'rolled_back'))
+    constraint canary_state check (state in ('proposed', 'gated', 'canary', 'paused', 'held', 'watched', 'champion', 'retired', 'aborted', 'rolled_back'))
 );
 -- Others wait as 'proposed'.
-create unique index canary_under_way on canary (policy) where state in ('gated', 'canary', 'paused', 'held');
+create unique index canary_under_way on canary (policy) where state in ('gated', 'canary', 'paused', 'held', 'watched');
 create index canary_by_policy on canary (policy, id);
 
 -- Append-only: each decision about a canary, by whom, why, and on what evidence.

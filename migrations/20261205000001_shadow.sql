@@ -8,7 +8,7 @@ alter table assignment add constraint assignment_shadow
 
 alter table canary drop constraint canary_state;
 alter table canary add constraint canary_state
-    check (state in ('proposed', 'gated', 'shadow', 'canary', 'paused', 'held', 'champion', 'retired', 'aborted', 'rolled_back'));
+    check (state in ('proposed', 'gated', 'shadow', 'canary', 'paused', 'held', 'watched', 'champion', 'retired', 'aborted', 'rolled_back'));
 
 -- Why an answer is not trained on says whether its user left or its engine failed; the group of an unseen answer is the answer that
 -- it repeats.
@@ -28,4 +28,4 @@ select grant_database_rights();
 
 -- At most one is under way, also in the new state.
 drop index canary_under_way;
-create unique index canary_under_way on canary (policy) where state in ('gated', 'shadow', 'canary', 'paused', 'held');
+create unique index canary_under_way on canary (policy) where state in ('gated', 'shadow', 'canary', 'paused', 'held', 'watched');

@@ -418,3 +418,119 @@ async fn people_decide_and_every_refusal_says_what_to_do() {
     assert_eq!(world.decide(id, "abort").await.1["state"], "aborted");
     world.end().await;
 }
+
+/// Twenty canaries of equal versions through the query that the release loop reads. Every shape alone would have
+/// decided before: sessions of other lengths, one reward of 1e12, one caller without a name, quick feedback first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shape_of_what_users_do_decides_nothing() {
+    let world = World::start("canary_shape").await;
+    let steps = json!([{"setWeight": 50}, {"pause": {}}]);
+    let id = world.propose(2, steps).await;
+    assert_eq!(world.settled(&id).await["state"], "canary");
+    let mut connection = world.stack.pool.acquire().await.unwrap();
+    // the surface's definition
+    answer(&mut connection, "champion", 1, 1, 0.5, 0.5).await;
+    for seed in 0..20 {
+        for table in ["open_generation", "trajectory", "generation"] {
+            sqlx::query(sqlx::AssertSqlSafe(format!("delete from {table}")))
+                .execute(&mut *connection)
+                .await
+                .unwrap();
+        }
+        sqlx::query(include_str!("release_canary/shape.sql"))
+            .bind(seed)
+            .execute(&mut *connection)
+            .await
+            .unwrap();
+        let evidence = world.get(&format!("/v1/canaries/{id}/evidence")).await;
+        for side in ["canary", "champion"] {
+            let side = &evidence[side];
+            assert_eq!(
+                (&side["rewarded"], &side["excluded"]),
+                (&json!(200), &json!(1)),
+                "{evidence}"
+            );
+            // 200 with sessions, one more with a name, and one for all without
+            assert_eq!(side["users"], 202, "{evidence}");
+            assert_eq!(side["mean_reward"], 0.5, "{evidence}");
+        }
+        let found = &evidence["found"];
+        assert_eq!(
+            (&found["harm"], &found["better"]),
+            (&Value::Null, &json!(false)),
+            "{evidence}"
+        );
+    }
+    drop(connection);
+    world.end().await;
+}
+
+/// A champion that does harm only once nearly everybody has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_champion_is_watched_beside_the_one_before_and_taken_back() {
+    let world = World::start("canary_watched").await;
+    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "watch": {"duration": "1h", "holdBack": 20}});
+    let body = json!({"version": 2, "reason": "try", "strategy": strategy});
+    let (_, canary) = world.post("/v1/canaries", &body).await;
+    let id = canary["id"].as_str().unwrap().to_owned();
+    assert_eq!(world.settled(&id).await["state"], "canary");
+    assert_eq!(world.decide(&id, "promote").await.1["state"], "watched");
+    assert_eq!(
+        (world.version_of("champion").await, world.version_of("canary").await),
+        (Some(2), Some(1))
+    );
+    assert_eq!(world.settled(&id).await["state"], "watched");
+    world.answers("champion", 2, 240, 0.2, 0.2).await;
+    world.answers("canary", 1, 60, 0.5, 0.2).await;
+    let canary = world.settled(&id).await;
+    assert_eq!(canary["state"], "rolled_back", "{canary}");
+    assert_eq!(
+        (world.version_of("champion").await, world.version_of("canary").await),
+        (Some(1), None)
+    );
+    world.end().await;
+}
+
+/// Nobody would see harm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_canary_whose_evidence_cannot_be_read_is_held() {
+    let world = World::start("canary_unread").await;
+    let id = world.propose(2, json!([{"setWeight": 50}, {"pause": {}}])).await;
+    assert_eq!(world.settled(&id).await["state"], "canary");
+    sqlx::query("alter view answer_reward rename to answer_reward_away")
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    sqlx::query("create view answer_reward as select * from answer_reward_away where 1 / (random() * 0)::int = 1")
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    world.answers_of_both(60, 0.5, 0.2).await;
+    for _ in 0..3 {
+        world.releases.round().await.unwrap();
+    }
+    let canary = world.get(&format!("/v1/canaries/{id}")).await;
+    let reason = canary["transitions"][0]["reason"].as_str().unwrap();
+    assert!(
+        canary["state"] == "held" && reason.contains("could not be read"),
+        "{canary}"
+    );
+    world.end().await;
+}
+
+/// The configuration's number is the least.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proposal_cannot_waive_approvals() {
+    let mut options = Options {
+        champion: ChampionBy::Canary,
+        ..Options::default()
+    };
+    options.canary.requires_approval = 2;
+    let world = World::start_with(Stack::start("canary_waives").await, options).await;
+    let strategy = json!({"steps": [{"setWeight": 50}, {"pause": {}}], "requiresApproval": 0});
+    let (status, problem) = world
+        .post("/v1/canaries", &json!({"version": 2, "strategy": strategy}))
+        .await;
+    assert_eq!(status, 400, "{problem}");
+    world.end().await;
+}

@@ -2,8 +2,8 @@
 -- $1 policy, $2 arm, $3 and $4 begins and ends of the periods, $5 tenant (null: all), $6 answers of a period at most, $7 surface
 -- (null: all).
 select period.number as "period!",
-       g.tenant_id,
-       g.user_key,
+       g.tenant_id as "tenant_id!",
+       g.user_key as "user_key!",
        min(g.version) as "first_version!",
        max(g.version) as "last_version!",
        count(*) filter (where g.untrainable is distinct from 'no_first_token') as "answers!",
@@ -16,10 +16,8 @@ select period.number as "period!",
 from unnest($3::timestamptz[], $4::timestamptz[]) with ordinality as period (begins, ends, number)
 cross join lateral (
     select g.id, g.tenant_id, g.user_key, g.version, g.declined, g.finish_reason, g.untrainable
-    from generation g
-    where g.policy = $1 and g.arm = $2 and g.purpose = 'production'
-      and g.proven                  -- a replica sampled it, and nobody made it up
-      and not g.decline_suppressed  -- an answer that was forced is not the policy's own
+    from answer g
+    where g.policy = $1 and g.arm = $2
       and g.id >= first_generation_id(period.begins) and g.id < first_generation_id(period.ends)
       and ($5::text is null or g.tenant_id = $5)
       and ($7::text is null or g.surface = $7)
@@ -27,5 +25,5 @@ cross join lateral (
     limit $6
 ) g
 -- Looked up one by one: on a large table, a join would read it from end to end.
-left join lateral (select t.reward from trajectory t where t.generation_id = g.id limit 1) t on true
+left join lateral (select t.reward from answer_reward t where t.generation_id = g.id limit 1) t on true
 group by period.number, g.tenant_id, g.user_key

@@ -61,6 +61,8 @@ struct Inner {
     evaluator: OnceLock<Arc<dyn Evaluator>>,
     /// Heads that no bad version is below.
     clear: judgment::Clear,
+    /// Looks at canaries without their evidence.
+    unread: canary::Unread,
 }
 
 impl ReleaseService {
@@ -87,6 +89,7 @@ impl ReleaseService {
             published: AtomicI64::new(0),
             evaluator: OnceLock::new(),
             clear: judgment::Clear::default(),
+            unread: canary::Unread::default(),
         })))
     }
 

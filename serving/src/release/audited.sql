@@ -33,15 +33,16 @@ with known as (
                                     and p.detail = format('version %s of %s', c.version, c.policy)
                         where c.policy = m.policy and t.epoch = m.epoch
                           and (m.alias = 'canary' and m.version = c.version
-                               or m.alias = 'champion' and m.version = c.version and t.event in ('pass', 'promote')
-                               or m.alias = 'champion' and m.version = c.control and t.event = 'rollback'
+                               or m.alias = 'canary' and m.version = c.control and t.event = 'watch'
+                               or m.alias = 'champion' and m.version = c.version and t.event in ('pass', 'promote', 'watch')
+                               or m.alias = 'champion' and m.version = c.control and t.event in ('rollback', 'harm')
                                -- what becomes of a learner that was trained on top of it
                                or m.alias = 'learner' and t.event in ('harm', 'rollback')
                                   and (m.version = c.control or m.version = m.version_before and m.follows is null))
                           -- and a person who decided is in the audit with the same reason
                           and (t.actor = 'release' or exists (
                                    select from audit a
-                                   where a.action = 'canary.' || t.event and a.subject = c.id::text
+                                   where a.action in ('canary.' || t.event, case t.event when 'watch' then 'canary.promote' end) and a.subject = c.id::text
                                      and (a.actor, a.reason) = (t.actor, t.reason)))) then null
                when r.kind = 'canary' then 'no decision about a canary led to it'
                when r.kind <> 'follow' and q.action is null then format('the audit has no request to %s it', r.kind)

@@ -34,10 +34,13 @@ use gate::Gate;
 use look::{Prepared, Seen};
 use machine::{Event, State};
 use sqlx::PgConnection;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 pub use strategy::{Span, Strategy};
 use tables::{Canary, Transition};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// Who decided, in `canary_transition.actor`, if no person did.
 const LOOP: &str = "release";
@@ -45,6 +48,30 @@ const LOOP: &str = "release";
 const KIND: &str = "canary";
 /// How often the evidence of a canary is read.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// After so many looks in a row without evidence a canary is held.
+const UNREAD_MAX: u32 = 3;
+
+/// How many looks in a row could not read the evidence of a canary.
+#[derive(Debug, Default)]
+pub(super) struct Unread(Mutex<BTreeMap<Uuid, u32>>);
+
+impl Unread {
+    fn failed(&self, canary: Uuid) -> u32 {
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = looks.entry(canary).or_default();
+        *failed += 1;
+        metrics::gauge!("springtide_canary_unread_looks").set(f64::from(*failed));
+        *failed
+    }
+
+    fn read(&self, canary: Uuid) {
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if looks.remove(&canary).is_some() {
+            metrics::gauge!("springtide_canary_unread_looks").set(0.0);
+        }
+    }
+}
 
 /// Looks at every canary once, and does what is to be done. Returns how many changed. What fails for one
 /// is logged, and the others are looked at.
@@ -58,7 +85,8 @@ pub(super) async fn round(service: &ReleaseService, connection: &mut PgConnectio
             Err(error) => tracing::error!(
                 canary = %canary.id,
                 error = format!("{error:#}"),
-                "could not look at the canary; its users keep what they have"
+                "could not look at the canary; its users keep what they have until it can, and it is held if its evidence \
+                 cannot be read"
             ),
         }
     }
@@ -94,9 +122,30 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
     let mut looked = Looked::default();
     // all that takes long, before the lock
     if canary.state.is_compared() {
-        let evidence = evidence::read(connection, policy, canary).await;
-        looked.evidence = Some(evidence.context("read the evidence")?);
-        looked.alarms = evidence::alarms(connection, policy).await.context("read alarms")?;
+        let read = async {
+            let evidence = evidence::read(&mut *connection, policy, canary)
+                .await
+                .context("read the evidence")?;
+            let alarms = evidence::alarms(&mut *connection, policy)
+                .await
+                .context("read alarms")?;
+            anyhow::Ok((evidence, alarms))
+        };
+        match read.await {
+            Ok((evidence, alarms)) => {
+                service.0.unread.read(canary.id);
+                (looked.evidence, looked.alarms) = (Some(evidence), alarms);
+            }
+            // nobody would see harm, so it does not go on
+            Err(error) => {
+                let failed = service.0.unread.failed(canary.id);
+                if failed < UNREAD_MAX || canary.state != State::Canary {
+                    return Err(error);
+                }
+                let alarm = format!("what users do with it could not be read at {failed} looks: {error:#}");
+                looked.alarms.push(alarm);
+            }
+        }
     }
     if canary.state.is_compared() || canary.state == State::Gated {
         let bad = judgment::bad_ancestor(connection, policy, canary.version).await;
@@ -200,7 +249,7 @@ impl Looked {
             champion: champion.version,
             another_is_under_way: others.iter().any(|other| {
                 let waits_before = other.state == State::Proposed && other.id < canary.id;
-                let is_under_way = other.state.is_before_users() || other.state.serves();
+                let is_under_way = other.state.is_before_users() || other.state.is_compared();
                 other.id != canary.id && (is_under_way || waits_before)
             }),
             approvals: approvals.context("read approvals")?.len(),
@@ -302,8 +351,12 @@ async fn apply(
     policy: &str,
     state: &ReleaseState,
     canary: &Canary,
-    decision: Decision,
+    mut decision: Decision,
 ) -> anyhow::Result<State> {
+    let all_users = canary.state.serves() && matches!(decision.event, Event::Pass | Event::Promote);
+    if all_users && canary.strategy.watch.is_some() {
+        decision.event = Event::Watch;
+    }
     let after = after(canary, state, decision.event)?;
     let mut changes = changes(state, canary, &after, &decision.reason);
     if after.state == State::RolledBack
@@ -362,7 +415,8 @@ fn after(canary: &Canary, state: &ReleaseState, event: Event) -> Result<Canary, 
         _ => {}
     }
     let moved = after.step != canary.step || after.state != canary.state || event == Event::Resume;
-    if matches!(event, Event::Prepare | Event::Shadow) || moved && after.state == State::Canary {
+    let has_users = matches!(after.state, State::Canary | State::Watched);
+    if matches!(event, Event::Prepare | Event::Shadow) || moved && has_users {
         after.step_since = OffsetDateTime::now_utc();
     }
     Ok(after)
@@ -373,8 +427,8 @@ fn changes(state: &ReleaseState, before: &Canary, after: &Canary, reason: &str) 
     let mut changes = Vec::new();
     let champion = |to| state.pin(CHAMPION, to, reason);
     match after.state {
-        State::Champion if before.state != State::Champion => changes.push(champion(after.version)),
-        State::RolledBack if before.state == State::Champion => {
+        now if now.is_champion() && !before.state.is_champion() => changes.push(champion(after.version)),
+        State::RolledBack if before.state.is_champion() => {
             let is_champion = state
                 .alias(CHAMPION)
                 .is_some_and(|alias| alias.version == before.version);
@@ -387,14 +441,14 @@ fn changes(state: &ReleaseState, before: &Canary, after: &Canary, reason: &str) 
     // without a share, replicas hold it and no user gets it
     let names = after.state == State::Gated && after.step_since != before.step_since;
     let ends = before.state.is_before_users() && after.state == State::Aborted && is_named;
-    let of_users = |canary: &Canary| (share(canary), canary.clusters(), canary.shadow());
+    let of_users = |canary: &Canary| (share(canary), canary.clusters(), canary.shadow(), canary.served());
     if of_users(before) != of_users(after) || names || ends {
         changes.push(Change {
             share: share(after),
             clusters: after.clusters(),
             shadow: after.shadow(),
             withdrawn: share(after).is_none() && after.shadow().is_none() && !names,
-            ..state.pin(CANARY, after.version, reason)
+            ..state.pin(CANARY, after.served(), reason)
         });
     }
     changes
@@ -424,7 +478,6 @@ mod tests {
     use super::strategy::Strategy;
     use super::*;
     use time::macros::datetime;
-    use uuid::Uuid;
 
     fn state(champion: i64, follows: Option<&str>) -> ReleaseState {
         ReleaseState {
@@ -507,6 +560,41 @@ mod tests {
             "a person moved champion before"
         );
         assert_eq!(moves(&promoted, Event::Supersede, 42), []);
+    }
+
+    #[test]
+    fn a_watched_champion_leaves_a_few_users_the_version_before() {
+        let (canary_alias, champion) = (CANARY.to_owned(), CHAMPION.to_owned());
+        let watched = |state| {
+            let mut watched = canary(state, 3);
+            watched.control = Some(40);
+            watched.strategy.watch = serde_json::from_value(serde_json::json!({"duration": "1h"})).unwrap();
+            watched
+        };
+        assert_eq!(
+            moves(&watched(State::Canary), Event::Watch, 40),
+            [
+                (champion.clone(), 41, None, false),
+                (canary_alias.clone(), 40, Some(0.05), false)
+            ]
+        );
+        let withdrawn = |version| (canary_alias.clone(), version, None, true);
+        assert_eq!(moves(&watched(State::Watched), Event::Pass, 41), [withdrawn(41)]);
+        for event in [Event::Harm, Event::Rollback] {
+            assert_eq!(
+                moves(&watched(State::Watched), event, 41),
+                [(champion.clone(), 40, None, false), withdrawn(41)]
+            );
+        }
+        assert_eq!(moves(&watched(State::Watched), Event::Supersede, 42), [withdrawn(41)]);
+    }
+
+    #[test]
+    fn looks_without_evidence_are_counted_until_one_has_it() {
+        let (unread, one, other) = (Unread::default(), Uuid::from_u128(1), Uuid::from_u128(2));
+        assert_eq!([one, other, one].map(|canary| unread.failed(canary)), [1, 1, 2]);
+        unread.read(one);
+        assert_eq!([one, other].map(|canary| unread.failed(canary)), [1, 2]);
     }
 
     #[test]

@@ -155,20 +155,29 @@ pub async fn write_experiment(
     .await
 }
 
-/// The version that the alias served before its current one, of those that were not judged bad.
+/// The version that the alias served before its current one, of those that are not bad, nor trained on top of a
+/// bad one.
 pub async fn served_before(connection: &mut PgConnection, policy: &str, alias: &str) -> sqlx::Result<Option<i64>> {
-    sqlx::query_scalar!(
+    let served = sqlx::query_scalar!(
         r#"select a.version from assignment a
            where a.policy = $1 and a.alias = $2
            and a.version <> (select version from alias where policy = $1 and alias = $2)
-           and not exists (select from version_judgment j
-                           where j.policy = a.policy and j.version = a.version and j.verdict = 'bad')
-           order by a.epoch desc limit 1"#,
+           group by a.version
+           order by max(a.epoch) desc"#,
         policy,
         alias
     )
-    .fetch_optional(connection)
-    .await
+    .fetch_all(&mut *connection)
+    .await?;
+    for version in served {
+        if super::judgment::bad_ancestor(&mut *connection, policy, version)
+            .await?
+            .is_none()
+        {
+            return Ok(Some(version));
+        }
+    }
+    Ok(None)
 }
 
 /// Writes `changes` as one new epoch, above `taken` and all earlier ones. Returns it with the release

@@ -44,7 +44,7 @@ pub enum Command {
     /// Hold an alias at a version, by default the current one. It follows nothing until it is
     /// promoted. Learning goes on unless `learner` is pinned.
     ///
-    /// Example: springtide release pin 41 --reason "bad completions"
+    /// Example: springtide release pin 41 --reason "wait for the evaluation"
     Pin(Move),
     /// Show how users are divided, or change it. A change is in force within seconds.
     ///
@@ -112,12 +112,9 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let replicas: Value = client.get("/v1/replicas", &[]).await?;
     // before the first version there is none
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
-    // a control of an earlier build has none
-    let canaries: Value = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_default();
-    let judgments: Value = client
-        .get("/v1/judgments", &[("limit", HISTORY)])
-        .await
-        .unwrap_or_default();
+    let unread = |error: anyhow::Error| json!({"unread": format!("{error:#}")});
+    let canaries = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_else(unread);
+    let judgments = client.get("/v1/judgments", &[("limit", HISTORY)]).await.unwrap_or_else(unread);
     let is_under_way = |canary: &&Value| canary["share"].as_f64() > Some(0.0) || canary["state"] == "shadow";
     let canary = rows(&canaries["canaries"]).find(is_under_way);
     let document = json!({
@@ -142,7 +139,7 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
         canary,
     };
     output.print(&document, || {
-        let canary = canary.map(view::canary).unwrap_or_default();
+        let canary = canary.map_or_else(|| view::unread("canaries", &canaries), view::canary);
         view::judged(&judgments, now) + &canary + &view::page(&shown, history, now)
     })
 }

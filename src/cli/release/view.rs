@@ -78,6 +78,7 @@ pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
     };
     let good = &judgments["last_known_good"];
     let mut text = match good.is_object() {
+        _ if judgments["unread"].is_string() => unread("judgments", judgments),
         true => format!(
             "last known good: version {}\n  to go back to it: springtide release rollback {} --reason '…'\n",
             told(good),
@@ -97,6 +98,14 @@ pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
     text + "\n"
 }
 
+/// Says that `what` could not be read, if it could not.
+pub fn unread(what: &str, answer: &Value) -> String {
+    let reason = answer["unread"].as_str();
+    reason.map_or_else(String::new, |reason| {
+        format!("the {what} could not be read: {reason}\n\n")
+    })
+}
+
 /// The canary under way, in one line, as it stands before everything else.
 pub fn canary(canary: &Value) -> String {
     if canary["state"] == "shadow" {
@@ -107,6 +116,13 @@ pub fn canary(canary: &Value) -> String {
         );
     }
     let share = canary["share"].as_f64().unwrap_or(0.0) * 100.0;
+    if canary["state"] == "watched" {
+        return format!(
+            "canary: version {} is champion and watched: {share:.0}% of champion's users keep version {} (`springtide canary \
+             show`; to go back: `springtide canary rollback --reason '…'`)\n\n",
+            canary["version"], canary["control"],
+        );
+    }
     format!(
         "canary: {share:.0}% of champion's users get version {} beside version {}; it is {} (`springtide canary show`; to end \
          it: `springtide canary abort --reason '…'`)\n\n",

@@ -4,7 +4,12 @@
 //! Users are drawn into the arms by a hash, so the arms differ in the version alone. The shares change
 //! from step to step, and rewards over the day, so the sides are compared within each period of one
 //! share ([`Design::across`]). Users come back, so the user is the sampling unit.
+//!
+//! Not everybody says what an answer was worth. What both versions leave unscored is taken to be alike.
+//! Where one leaves more, the surplus might have had any reward that the surface can give: a version is
+//! better, or worse, only if it is so either way.
 
+use super::machine::State;
 use super::strategy::Judge;
 use super::tables::{self, Canary};
 use ::evidence::rates::{self, Arm, Rates};
@@ -51,6 +56,8 @@ pub struct Evidence {
     pub aborted: Option<Bounds>,
     /// Share of answers that took longer than `judge.slowMs`, likewise.
     pub slow: Option<Bounds>,
+    /// Share of closed trajectories without a reward, likewise.
+    pub unscored: Option<Bounds>,
     /// Mean length of the answers that are whole and not declined, in tokens, likewise.
     pub length: Option<Bounds>,
     /// Of each user's first answer alone, so that it says something after few.
@@ -66,8 +73,9 @@ pub struct Side {
     pub version: i64,
     pub users: usize,
     pub answers: i64,
+    /// Trajectories with a reward: a session is one.
     pub rewarded: i64,
-    /// Null: no answer has a reward yet.
+    /// Null: no trajectory has a reward yet.
     pub mean_reward: Option<f64>,
     pub declined: i64,
     /// They failed, or the user did not wait for them.
@@ -76,8 +84,10 @@ pub struct Side {
     pub slow: i64,
     /// Of the answers that are whole and not declined. Null: there is none.
     pub mean_tokens: Option<f64>,
-    /// Closed without a reward.
+    /// Trajectories that closed without a reward, or with one that does not count.
     pub unscored: i64,
+    /// Of these, those whose reward is out of its definition's bounds.
+    pub excluded: i64,
 }
 
 /// How many of the users' first answers were aborted.
@@ -108,7 +118,11 @@ struct Row {
     tokens: i64,
     rewarded: i64,
     unscored: i64,
+    excluded: i64,
     reward: f64,
+    /// What the unscored would add to `reward` at least, and at most.
+    lowest: f64,
+    highest: f64,
 }
 
 /// Reads from when the canary got its first users until now, or until it lost them. Before that, in
@@ -118,20 +132,29 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
     if canary.shadow().is_some() {
         return read_unseen(connection, policy, canary, control).await;
     }
-    let (periods, until) = tables::periods(connection, canary.id).await?;
-    let (began, shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
+    let (mut periods, until) = tables::periods(connection, canary.id).await?;
+    // the alias `canary` has the version before then, and `champion` the new one
+    let watched = canary.state == State::Watched;
+    if watched {
+        periods = vec![(canary.step_since, canary.share())];
+    }
+    let (champion, other) = match watched {
+        true => (canary.version, control),
+        false => (control, canary.version),
+    };
+    let (began, mut shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
     let Some(&from) = began.first() else {
         return Ok(Evidence::of(canary, control, &[], &[]));
     };
     let until = until.unwrap_or_else(OffsetDateTime::now_utc);
     let weight = tables::champion_weight(connection, policy, canary.id).await?;
     let mut transaction = begin(connection).await?;
-    let rows = sqlx::query_file_as!(
+    let mut rows = sqlx::query_file_as!(
         Row,
         "src/release/canary/evidence.sql",
         policy,
-        canary.version,
-        control,
+        other,
+        champion,
         &shares,
         weight,
         from,
@@ -141,6 +164,10 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
     .fetch_all(&mut *transaction)
     .await?;
     transaction.rollback().await?;
+    if watched {
+        rows.iter_mut().for_each(|row| row.is_canary = !row.is_canary);
+        shares.iter_mut().for_each(|share| *share = 1.0 - *share);
+    }
     Ok(Evidence::of(canary, control, &shares, &rows))
 }
 
@@ -225,12 +252,33 @@ impl Evidence {
         };
         let of_answers =
             |count: fn(&Row) -> i64| difference(rows, &guard, share, |row| (count(row) as f64, row.answers as f64));
+        let unscored = difference(rows, &guard, share, |row| {
+            (row.unscored as f64, (row.rewarded + row.unscored) as f64)
+        })
+        .ok();
+        let counted = surplus(rows, unscored);
+        let if_surplus_is = |of_row: fn(&Row) -> f64| {
+            difference(
+                rows,
+                judge,
+                |rewards| rewards.estimate(),
+                |row| {
+                    let more = counted[usize::from(row.is_canary)];
+                    (
+                        row.reward + more * of_row(row),
+                        row.rewarded as f64 + more * row.unscored as f64,
+                    )
+                },
+            )
+        };
         let reward = difference(
             rows,
             judge,
             |rewards| rewards.estimate(),
             |row| (row.reward, row.rewarded as f64),
         );
+        let worst = if_surplus_is(|row| if row.is_canary { row.lowest } else { row.highest });
+        let best = if_surplus_is(|row| if row.is_canary { row.highest } else { row.lowest });
         let mut evidence = Evidence {
             canary: side(rows, true, canary.version),
             champion: side(rows, false, control),
@@ -238,6 +286,7 @@ impl Evidence {
             declined: of_answers(|row| row.declined).ok(),
             aborted: of_answers(|row| row.aborted).ok(),
             slow: canary.slow_seconds().and_then(|_| of_answers(|row| row.slow).ok()),
+            unscored,
             length: lengths(rows, &guard, 0.0),
             failures: failures(rows, canary, shares, guard.alpha),
             sample_ratio_p: match canary.shadow() {
@@ -249,17 +298,19 @@ impl Evidence {
         evidence.found = Found {
             length: evidence.length_changed(rows, &guard),
             answers: evidence.canary.answers,
-            ..evidence.conclude(judge, reward)
+            ..evidence.conclude(judge, worst, best)
         };
         evidence
     }
 
-    fn conclude(&self, judge: &Judge, reward: Result<Bounds, NotYet>) -> Found {
+    /// `worst`, `best`: the difference of mean rewards if the surplus of unscored trajectories had the lowest
+    /// rewards in the canary and the highest in `champion`, and the other way round.
+    fn conclude(&self, judge: &Judge, worst: Result<Bounds, NotYet>, best: Result<Bounds, NotYet>) -> Found {
         let (not_worse, better) = (rule(Goal::NonInferiority, judge), rule(Goal::Superiority, judge));
         let (Some(not_worse), Some(better)) = (not_worse, better) else {
             return Found::default();
         };
-        let (tolerant, strict) = (not_worse.decide(reward), better.decide(reward));
+        let (tolerant, strict, at_best) = (not_worse.decide(worst), better.decide(worst), not_worse.decide(best));
         let versions = format!(
             "version {} beside version {}",
             self.canary.version, self.champion.version
@@ -286,21 +337,31 @@ impl Evidence {
                  {aborted_of_champion} of {all_of_champion}"
             )
         });
+        let scored = self.unscored.and_then(|bounds| {
+            (bounds.low > GUARD_MARGIN || bounds.high < -GUARD_MARGIN).then(|| {
+                format!(
+                    "{versions}: the share of its trajectories without a reward differs by {:+.2}, and {GUARD_MARGIN} is the \
+                     limit, so their rewards may not mean the same",
+                    bounds.difference
+                )
+            })
+        });
+        let mismatch = (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
+            format!(
+                "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the version \
+                 decides who is counted",
+                self.canary.users, self.champion.users, self.sample_ratio_p
+            )
+        });
         Found {
             harm: fails.or(broken).or_else(|| {
-                (tolerant.verdict == Verdict::Harmful).then(|| format!("{versions}, rewards: {}", tolerant.reason))
+                (at_best.verdict == Verdict::Harmful).then(|| format!("{versions}, rewards: {}", at_best.reason))
             }),
             not_worse: matches!(tolerant.verdict, Verdict::Superior | Verdict::NonInferior),
             better: strict.verdict == Verdict::Superior,
             length: None,
             answers: 0,
-            mismatch: (self.sample_ratio_p < SAMPLE_RATIO_ALPHA).then(|| {
-                format!(
-                    "{versions}: {} and {} users are not the shares of the steps (p {:.1e}), so something else than the \
-                     version decides who is counted",
-                    self.canary.users, self.champion.users, self.sample_ratio_p
-                )
-            }),
+            mismatch: mismatch.or(scored),
             summary: format!("{versions}: {}", tolerant.reason),
         }
     }
@@ -340,6 +401,23 @@ fn lengths(rows: &[Row], judge: &Judge, longer: f64) -> Option<Bounds> {
         (scale * row.tokens as f64, row.whole as f64)
     };
     difference(rows, &judge, |whole| whole.estimate(), of).ok()
+}
+
+/// Which share of the unscored trajectories of `champion` and of the canary counts as surplus: of the side that has
+/// more of them, as far as chance does not explain it.
+fn surplus(rows: &[Row], unscored: Option<Bounds>) -> [f64; 2] {
+    let Some(bounds) = unscored else { return [0.0; 2] };
+    let more = bounds.difference.abs() - bounds.information.powf(-0.5);
+    let of_side = |is_canary| {
+        let of_side = || rows.iter().filter(move |row| row.is_canary == is_canary);
+        let all: i64 = of_side().map(|row| row.rewarded + row.unscored).sum();
+        let share = of_side().map(|row| row.unscored).sum::<i64>() as f64 / all.max(1) as f64;
+        match is_canary == (bounds.difference > 0.0) && share > 0.0 {
+            true => (more / share).clamp(0.0, 1.0),
+            false => 0.0,
+        }
+    };
+    [of_side(false), of_side(true)]
 }
 
 /// `None`: the margins are out of range, which [`Strategy::check`](super::Strategy::check) refuses.
@@ -442,6 +520,7 @@ fn side(rows: &[Row], is_canary: bool, version: i64) -> Side {
         slow: sum(|row| row.slow),
         mean_tokens: (whole > 0).then(|| sum(|row| row.tokens) as f64 / whole as f64),
         unscored: sum(|row| row.unscored),
+        excluded: sum(|row| row.excluded),
     }
 }
 

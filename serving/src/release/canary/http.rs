@@ -229,6 +229,12 @@ async fn propose(
     strategy
         .check()
         .map_err(|error| Problem::bad_request(format!("strategy: {error}")))?;
+    let (asked, least) = (strategy.requires_approval, inner.options.canary.requires_approval);
+    if asked < least {
+        return Err(Problem::bad_request(format!(
+            "strategy: requiresApproval is {asked}; the configuration asks for {least}, and a proposal can only ask for more"
+        )));
+    }
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
     let mut transaction = crate::release::tables::begin(&mut connection, policy)
         .await

@@ -74,12 +74,38 @@ pub fn look(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
                     _ => None,
                 })
         }
-        State::Champion => (seen.champion != canary.version).then(|| {
-            let reason = format!("champion is version {} now", seen.champion);
-            (Event::Supersede, reason)
-        }),
+        State::Watched => replaced(canary, seen)
+            .or_else(|| harm(seen))
+            .or_else(|| watched(canary, seen)),
+        State::Champion => replaced(canary, seen),
         State::Retired | State::Aborted | State::RolledBack => None,
     }
+}
+
+fn replaced(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    (seen.champion != canary.version).then(|| {
+        let reason = format!("champion is version {} now", seen.champion);
+        (Event::Supersede, reason)
+    })
+}
+
+/// It is `champion` for a time, and nothing was found.
+fn watched(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
+    let limit = canary
+        .strategy
+        .watch
+        .as_ref()
+        .map(|watch| watch.duration.0)
+        .unwrap_or_default();
+    let waited: Duration = (seen.now - canary.step_since).try_into().unwrap_or_default();
+    (waited >= limit).then(|| {
+        let reason = format!(
+            "watched for {} s, and no harm was found: {}",
+            limit.as_secs(),
+            seen.found.summary
+        );
+        (Event::Pass, reason)
+    })
 }
 
 fn approval(canary: &Canary, seen: &Seen) -> Option<(Event, String)> {
@@ -377,6 +403,23 @@ mod tests {
             ..seen(0)
         };
         assert_eq!(event(&canary(State::Champion, 4), &is_champion), None);
+    }
+
+    #[test]
+    fn a_new_champion_is_watched_and_harm_takes_it_back() {
+        let mut watched = canary(State::Watched, 4);
+        watched.strategy.watch = serde_json::from_value(json!({"duration": "1h"})).unwrap();
+        let seen = |minutes| Seen {
+            champion: 41,
+            ..seen(minutes)
+        };
+        assert_eq!(event(&watched, &seen(59)), None);
+        assert_eq!(event(&watched, &seen(60)), Some(Event::Pass));
+        let mut harmed = seen(60);
+        harmed.found.harm = Some("rewards are lower".into());
+        assert_eq!(event(&watched, &harmed), Some(Event::Harm));
+        harmed.champion = 42;
+        assert_eq!(event(&watched, &harmed), Some(Event::Supersede));
     }
 
     #[test]

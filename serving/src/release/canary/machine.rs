@@ -9,6 +9,9 @@
 //!                        held, paused ───────┘ └► rolled_back, aborted
 //!                                     resume
 //! ```
+//! With `strategy.watch` there is `watched` before `champion`: it is given to all but a few of the users, and
+//! harm still takes it back.
+//!
 //! The words are those of Argo Rollouts: a failed analysis aborts to weight 0, an inconclusive one
 //! pauses for a person.
 
@@ -30,6 +33,8 @@ pub enum State {
     Paused,
     /// A person or a monitor stopped it. Its users keep it until a person decides.
     Held,
+    /// It is `champion`, and beside it a few users still have the version before.
+    Watched,
     /// It is `champion`.
     Champion,
     /// Another version became `champion` after it.
@@ -54,6 +59,8 @@ pub enum Event {
     Pass,
     /// A gate refused the version.
     Refuse,
+    /// All steps were made, or a person gives it to all users: it is watched first.
+    Watch,
     /// The next step of the strategy.
     Step,
     /// The evidence shows harm.
@@ -111,6 +118,14 @@ pub const TRANSITIONS: &[(State, Event, State)] = {
         (S::Held, E::Harm, S::RolledBack),
         (S::Held, E::Abort, S::Aborted),
         (S::Held, E::Supersede, S::Aborted),
+        (S::Canary, E::Watch, S::Watched),
+        (S::Paused, E::Watch, S::Watched),
+        (S::Held, E::Watch, S::Watched),
+        (S::Watched, E::Pass, S::Champion),
+        (S::Watched, E::Promote, S::Champion),
+        (S::Watched, E::Harm, S::RolledBack),
+        (S::Watched, E::Rollback, S::RolledBack),
+        (S::Watched, E::Supersede, S::Retired),
         (S::Champion, E::Rollback, S::RolledBack),
         (S::Champion, E::Supersede, S::Retired),
     ]
@@ -125,13 +140,14 @@ pub struct Refused {
 }
 
 impl State {
-    pub const ALL: [State; 10] = [
+    pub const ALL: [State; 11] = [
         State::Proposed,
         State::Gated,
         State::Shadow,
         State::Canary,
         State::Paused,
         State::Held,
+        State::Watched,
         State::Champion,
         State::Retired,
         State::Aborted,
@@ -146,6 +162,7 @@ impl State {
             State::Canary => "canary",
             State::Paused => "paused",
             State::Held => "held",
+            State::Watched => "watched",
             State::Champion => "champion",
             State::Retired => "retired",
             State::Aborted => "aborted",
@@ -171,9 +188,14 @@ impl State {
         matches!(self, State::Gated | State::Shadow)
     }
 
-    /// Whether its answers are compared with `champion`'s.
+    /// Whether its answers are compared with those of the `champion` before it.
     pub fn is_compared(self) -> bool {
-        self.serves() || self == State::Shadow
+        self.serves() || matches!(self, State::Shadow | State::Watched)
+    }
+
+    /// Whether `champion` is it.
+    pub fn is_champion(self) -> bool {
+        matches!(self, State::Watched | State::Champion)
     }
 
     /// Whether some users get it beside `champion`.
@@ -190,6 +212,7 @@ impl Event {
             Event::Shadow => "shadow",
             Event::Pass => "pass",
             Event::Refuse => "refuse",
+            Event::Watch => "watch",
             Event::Step => "step",
             Event::Harm => "harm",
             Event::Inconclusive => "inconclusive",
@@ -230,12 +253,13 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const EVENTS: [Event; 14] = [
+    const EVENTS: [Event; 15] = [
         Event::Approve,
         Event::Prepare,
         Event::Shadow,
         Event::Pass,
         Event::Refuse,
+        Event::Watch,
         Event::Step,
         Event::Harm,
         Event::Inconclusive,
@@ -294,7 +318,12 @@ mod tests {
     #[test]
     fn champion_is_reached_only_from_states_that_passed_the_gates() {
         let before = TRANSITIONS.iter().filter(|(.., to)| *to == State::Champion);
-        assert!(before.clone().count() > 0 && before.clone().all(|(from, ..)| from.serves()));
+        assert!(
+            before.clone().count() > 0
+                && before
+                    .clone()
+                    .all(|(from, ..)| from.serves() || *from == State::Watched)
+        );
         let into_serving = TRANSITIONS.iter().filter(|(from, _, to)| !from.serves() && to.serves());
         let into_serving: Vec<_> = into_serving.collect();
         let passed = [State::Gated, State::Shadow].map(|from| (from, Event::Pass, State::Canary));

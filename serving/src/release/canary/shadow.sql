@@ -21,13 +21,12 @@ with pair as (
 answered as (
     select p.id, p.seen
     from pair p
-    join generation g on g.id = p.seen
-    where g.policy = $1 and g.arm = 'champion' and g.purpose = 'production' and g.version = $3 and g.proven
-      and not g.decline_suppressed  -- an answer that was forced is not the policy's own
+    join answer g on g.id = p.seen
+    where g.policy = $1 and g.arm = 'champion' and g.version = $3
 )
 select g.arm = 'shadow' as "is_canary!",
        1::bigint as "period!",
-       g.user_key,
+       g.tenant_id || '/' || case when starts_with(g.user_key, 'anonymous-') then 'anonymous' else g.user_key end as "user_key!",
        (array_agg(g.id order by g.id))[1] as "first!",
        (array_agg(g.finish_reason = 'abort' order by g.id))[1] as "first_aborted!",
        count(*) as "answers!",
@@ -39,7 +38,10 @@ select g.arm = 'shadow' as "is_canary!",
            as "tokens!",
        0::bigint as "rewarded!",
        0::bigint as "unscored!",
-       0::double precision as "reward!"
+       0::bigint as "excluded!",
+       0::double precision as "reward!",
+       0::double precision as "lowest!",
+       0::double precision as "highest!"
 from answered a
 cross join lateral (values (a.id), (a.seen)) as side (id)
 join generation g on g.id = side.id

@@ -28,6 +28,10 @@ pub struct Strategy {
     /// it is not asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<Shadow>,
+    /// After the last step: how long the new `champion` is compared with the one before, which a few users
+    /// keep, and taken back if it does harm. Default: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watch: Option<Watch>,
     /// How long replicas have to load the version before the first user gets it. Then those that have not
     /// go on without it; if none has, it ends. Default: 5 minutes.
     pub prepare: Span,
@@ -141,6 +145,22 @@ impl Shadow {
     }
 }
 
+/// A version that became `champion`, beside the one before it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Watch {
+    pub duration: Span,
+    /// Percent of `champion`'s users who keep the version before, above 0 to 50. Default: 5.
+    #[serde(default = "Watch::hold_back_default")]
+    pub hold_back: f64,
+}
+
+impl Watch {
+    fn hold_back_default() -> f64 {
+        5.0
+    }
+}
+
 /// What the evidence must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -205,6 +225,7 @@ impl Default for Strategy {
             judge: Judge::default(),
             evaluation: None,
             shadow: None,
+            watch: None,
             prepare: Span(Duration::from_secs(300)),
             requires_approval: 0,
         }
@@ -272,6 +293,13 @@ impl Strategy {
             }
         }
         self.shadow.as_ref().map_or(Ok(()), Shadow::check)?;
+        if let Some(Watch { hold_back, .. }) = self.watch
+            && !(hold_back > 0.0 && hold_back <= 50.0)
+        {
+            return Err(format!(
+                "watch.holdBack is {hold_back}; give a number above 0, up to 50"
+            ));
+        }
         let Judge {
             margin,
             effect,

@@ -27,11 +27,20 @@ pub struct Canary {
 }
 
 impl Canary {
-    /// Of `champion`'s users, 0 to 1.
+    /// Of `champion`'s users, 0 to 1, who get [`Canary::served`] in its place.
     pub fn share(&self) -> f64 {
-        match self.state.serves() {
-            true => self.strategy.weight(self.step) / 100.0,
-            false => 0.0,
+        match (self.state, &self.strategy.watch) {
+            (State::Watched, Some(watch)) => watch.hold_back / 100.0,
+            (state, _) if state.serves() => self.strategy.weight(self.step) / 100.0,
+            _ => 0.0,
+        }
+    }
+
+    /// The version of the alias `canary`: while the new `champion` is watched, the one before it.
+    pub fn served(&self) -> i64 {
+        match self.state {
+            State::Watched => self.control.unwrap_or(self.version),
+            _ => self.version,
         }
     }
 
@@ -49,7 +58,7 @@ impl Canary {
 
     /// The clusters whose users it takes. `None`: all.
     pub fn clusters(&self) -> Option<Vec<String>> {
-        self.strategy.clusters(self.step).filter(|_| self.share() > 0.0)
+        self.strategy.clusters(self.step).filter(|_| self.state.serves())
     }
 }
 
