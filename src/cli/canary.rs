@@ -12,6 +12,8 @@ use super::output::{Output, cell, print, rows, table};
 
 const PATH: &str = "/v1/canaries";
 const WATCH_EVERY: Duration = Duration::from_secs(2);
+/// Reads in a row that may fail: five minutes.
+const WATCH_FAILURES_MAX: u32 = 150;
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
@@ -144,9 +146,20 @@ impl Which {
 
     async fn watch(self, client: &ControlClient, exit_code: bool) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
-        let mut printed = 0;
+        let (mut printed, mut failed) = (0, 0);
         loop {
-            let canary: Value = client.get(&format!("{PATH}/{id}"), &[]).await?;
+            let canary: Value = match client.get(&format!("{PATH}/{id}"), &[]).await {
+                Ok(canary) => canary,
+                // control may restart while a canary is under way for days
+                Err(error) if failed < WATCH_FAILURES_MAX => {
+                    failed += 1;
+                    eprintln!("the canary could not be read, and is asked about again: {error:#}");
+                    tokio::time::sleep(WATCH_EVERY).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            failed = 0;
             let made: Vec<&Value> = rows(&canary["transitions"]).collect();
             for transition in made.iter().rev().skip(printed) {
                 match self.output.json {

@@ -28,7 +28,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   springtide --config demo/completion.toml up --demo     # everything on this machine, with simulated users
   springtide release list                                # which version serves whom
-  springtide release pin 41 --reason \"bad completions\"   # back to version 41, and stay there
+  springtide release rollback --reason \"bad completions\"   # back to the last good version, and stay there
   springtide run create run.json                         # schedule a training run
   springtide policy pull champion ./model                # the served weights as a Hugging Face folder
   springtide dlq list --open                             # records that wait in the dead-letter queue
