@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity chat-matrix demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -258,6 +258,10 @@ bench-offpolicy: stack vllm ## what logged answers say about versions, beside wh
 
 parity: libtorch ## compare the model with transformers, and every way to compute a token with every other: tables
 	cargo test --locked --package model --features torch --test parity -- --nocapture --test-threads 1
+
+chat-matrix: ## compare prompts with transformers: the chat templates of 72 files of TRL and 36 conversations each (fetches 300 MB); ARGS='--show 20'
+	cargo build --locked --package text --example render_chats
+	scripts/chat-matrix.sh $(TARGET)/debug/examples/render_chats $(ARGS)
 
 losses: libtorch ## compare losses, gradients and advantages with those of TRL and verl (made by `make golden`): a table
 	cargo test --locked --package trainer --features torch --lib golden:: -- --nocapture
