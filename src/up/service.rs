@@ -29,6 +29,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(60);
 const FIRST_TRIES_MAX: u32 = 5;
 /// A service is given up after this many ends in a row for the same reason.
 const EQUAL_ENDS_MAX: u32 = 3;
+/// Ends before a run of this length do not count.
+const FORGIVEN_AFTER: Duration = Duration::from_secs(1800);
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// A log file larger than this becomes `<name>.log.old`, bytes.
 const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -36,6 +38,7 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The kernel's count of processes that it has killed to free memory.
 const VMSTAT: &str = "/proc/vmstat";
+const OUT_OF_MEMORY: &str = "killed by the kernel: the machine or its cgroup is out of memory";
 const TAIL_LINES: usize = 12;
 /// How much of the end of a log file is read to show its last lines, bytes.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -121,19 +124,13 @@ impl Supervision {
         loop {
             let started = Instant::now();
             let kills = memory_kills();
-            let (why, is_somebodys) = match self.run_once().await {
+            let (why, is_fault) = match self.run_once().await {
                 Ok(Ended::Stopped) => return,
-                Ok(Ended::Unexpectedly(status)) if status.signal() == Some(Signal::SIGKILL as i32) => {
-                    match memory_kills() > kills {
-                        true => (
-                            "killed by the kernel: the machine or its cgroup is out of memory".into(),
-                            false,
-                        ),
-                        false => (status.to_string(), true),
-                    }
-                }
-                Ok(Ended::Unexpectedly(status)) => (status.to_string(), false),
-                Err(error) => (format!("{error:#}"), false),
+                Ok(Ended::Unexpectedly(status)) => match memory_kills() > kills {
+                    true if status.signal() == Some(Signal::SIGKILL as i32) => (OUT_OF_MEMORY.to_owned(), true),
+                    _ => (status.to_string(), is_fault(status)),
+                },
+                Err(error) => (format!("{error:#}"), true),
             };
             tries = if started.elapsed() >= SETTLED_AFTER {
                 1
@@ -142,8 +139,12 @@ impl Supervision {
             };
             let ever_ready = matches!(*self.set_state.borrow(), State::WasReady);
             let last_line = tail(&self.log, 1);
-            // a person or a test that kills it is no fault of its own
-            let equal = if is_somebodys { 0 } else { ends.add(&why, &last_line) };
+            if started.elapsed() >= FORGIVEN_AFTER {
+                ends = Ends::default();
+            }
+            // memory runs out wherever it happens to be
+            let reason = if why == OUT_OF_MEMORY { "" } else { &last_line };
+            let equal = if is_fault { ends.add(&why, reason) } else { 0 };
             if equal >= EQUAL_ENDS_MAX || !ever_ready && tries >= FIRST_TRIES_MAX {
                 let times = if equal >= EQUAL_ENDS_MAX {
                     "each time for the same reason"
@@ -250,6 +251,21 @@ impl Ends {
     }
 }
 
+/// Whether a process ended by itself. A person who stops or kills it is no fault of its own.
+fn is_fault(status: ExitStatus) -> bool {
+    let crashes = [
+        Signal::SIGABRT,
+        Signal::SIGBUS,
+        Signal::SIGFPE,
+        Signal::SIGILL,
+        Signal::SIGSEGV,
+    ];
+    match status.signal() {
+        Some(signal) => crashes.iter().any(|&crash| crash as i32 == signal),
+        None => !status.success(),
+    }
+}
+
 /// How many processes the kernel has killed to free memory, as far as it says.
 fn memory_kills() -> u64 {
     let counters = fs::read_to_string(VMSTAT).unwrap_or_default();
@@ -340,6 +356,15 @@ mod tests {
         assert_eq!(ends.add(status, "2026-01-01T00:00:10Z ERROR no database"), 1);
         assert_eq!(ends.add(status, "2026-01-01T00:00:12Z ERROR no memory"), 1);
         assert_eq!(ends.add("signal: 11", "2026-01-01T00:00:13Z ERROR no memory"), 1);
+    }
+
+    #[test]
+    fn only_what_a_process_does_by_itself_is_its_fault() {
+        let wait_status = ExitStatus::from_raw;
+        assert!(is_fault(wait_status(1 << 8)) && is_fault(wait_status(Signal::SIGSEGV as i32)));
+        for by_others in [0, Signal::SIGKILL as i32, Signal::SIGTERM as i32] {
+            assert!(!is_fault(wait_status(by_others)), "{by_others}");
+        }
     }
 
     /// Supervises a shell that runs this line, until it is given up.

@@ -118,17 +118,19 @@ pub async fn size_at_start(
     options: &Options,
     base: &Path,
 ) -> anyhow::Result<Option<Size>> {
-    let head = record::line(pool, policy, &options.realtime.line).await?;
-    let Some((head, _)) = head else {
-        let path = base.to_owned();
-        let size = tokio::task::spawn_blocking(move || Size::of_folder(&path)).await?;
-        let size = size.with_context(|| format!("read policy.base, {}", base.display()));
-        return size.map(Some);
+    let size = match record::line(pool, policy, &options.realtime.line).await? {
+        Some((head, _)) => {
+            let keys = TrustedKeys::load(keys_dir).context("load the trusted keys")?;
+            size_of(store, policy, head, keys).await
+        }
+        None => {
+            let base = base.to_owned();
+            let read = tokio::task::spawn_blocking(move || Size::of_folder(&base));
+            read.await?.map_err(Into::into)
+        }
     };
-    let keys = TrustedKeys::load(keys_dir).context("load the trusted keys")?;
-    let size = size_of(store, policy, head, keys).await;
     Ok(size
-        .inspect_err(|error| tracing::warn!(head, error = format!("{error:#}"), "the head's size is not known"))
+        .inspect_err(|error| tracing::warn!(error = format!("{error:#}"), "what training needs is not known"))
         .ok())
 }
 

@@ -66,7 +66,9 @@ pub async fn exact_model(
 
 /// Refuses an exact model that does not fit.
 pub fn ask(files: &Checkpoint, tensor_bytes: u64, options: &Options, serial: i64) -> anyhow::Result<()> {
-    let size = Size::of_files(&files.files, tensor_bytes).context("our exact model does not know this architecture")?;
+    let size = Size::of_files(&files.files, tensor_bytes).context(
+        "our exact model does not know this architecture: set serve.remote.unproved_error_max to serve it unproved",
+    )?;
     let need = Need::default()
         .and("its weights", tensor_bytes)
         .and("packed", size.packed_bytes);
