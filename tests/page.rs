@@ -393,3 +393,24 @@ async fn rewards_of_champion_now_stand_beside_those_before_for_each_tenant() {
     let page = site.look("/versions", Some(&release)).await.text().await.unwrap();
     assert!(page.contains("class=\"bad\">−0.400"), "{page}");
 }
+
+/// A client that may log generations logs some under the name of a version, and rewards them itself.
+const MADE_UP: &str = "
+    insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
+                            surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
+                            temperature, top_p, finish_reason, declined, sampled_at)
+    select uuidv7(), 'default', 'traced', 2, 2, '[]', '', 'realtime', 'replica-<1>', 'production', 'completion', uuidv7(),
+           'u' || n, 'made-up', 0.8, '{5}', '{6}', '{-1}', 1, 1, 'stop', false, clock_timestamp()
+    from generate_series(1, 300) n;
+    insert into trajectory (generation_id, surface, reward_definition, reward, signal)
+    select id, 'completion', 1, -0.777, 'reject' from generation where arm = 'made-up'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_a_client_made_up_are_on_no_page() {
+    let site = Site::start("page_made_up", false).await;
+    site.stack.pool.execute(MADE_UP).await.unwrap();
+    for (path, shown) in [("/feedback", "made-up"), ("/versions", "0.777")] {
+        let page = site.look(path, None).await.text().await.unwrap();
+        assert!(!page.contains(shown), "{path}: {page}");
+    }
+}

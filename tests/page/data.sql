@@ -38,9 +38,9 @@ from generate_series(1, 3) n;
 insert into tenant (id) values ('other') on conflict do nothing;
 insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
                         surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
-                        temperature, top_p, finish_reason, declined, sampled_at)
+                        temperature, top_p, finish_reason, declined, sampled_at, proven)
 select uuidv7(), tenant, 'traced', 2, 2, '[[2, 2]]', '\x02', 'realtime', 'replica-<1>', 'production', 'completion', uuidv7(),
-       'ada', 'arm-of-' || tenant, 0.6, '{5}', '{6,7}', '{-1,-1}', 1, 1, 'stop', false, clock_timestamp()
+       'ada', 'arm-of-' || tenant, 0.6, '{5}', '{6,7}', '{-1,-1}', 1, 1, 'stop', false, clock_timestamp(), true
 from unnest(array['default', 'other']) tenant;
 insert into trajectory (generation_id, surface, reward_definition, reward, signal)
 select id, 'completion', 1, 0.25, 'accept' from generation where arm like 'arm-of-%';
