@@ -117,6 +117,11 @@ pub struct Listen {
     /// Host names under which roles without required keys are called, beside `localhost`,
     /// `*.localhost` and loopback addresses. Default: none.
     pub hosts: Vec<String>,
+    /// After SIGTERM: how long `/health` answers 503 while everything else goes on, in seconds. A load
+    /// balancer or Kubernetes needs that long to stop sending requests. Default: 0.
+    pub unready_seconds: u64,
+    /// Then, how long open requests may still take, in seconds. Default: 20.
+    pub drain_seconds: u64,
     pub connections_max: ConnectionsMax,
 }
 
@@ -361,6 +366,8 @@ impl Default for Listen {
             control: loopback(8002),
             train: loopback(8003),
             hosts: Vec::new(),
+            unready_seconds: 0,
+            drain_seconds: 20,
             connections_max: ConnectionsMax::default(),
         }
     }

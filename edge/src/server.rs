@@ -52,8 +52,8 @@ use crate::problem::Problem;
 use crate::tls::{self, Stream};
 use crate::trace;
 
-/// How long open requests may still take after a shutdown was requested.
-const DRAIN_SECONDS_MAX: u64 = 20;
+/// Where a role says whether it is ready.
+const HEALTH: &str = "/health";
 /// Pause after the process could not accept a connection, for example without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Largest header of an HTTP/1 request; also how much of a body is read ahead.
@@ -82,6 +82,11 @@ pub struct Limits {
     pub write: Duration,
     /// Between two requests of a connection, counted like `write`. Default: 75 s.
     pub idle: Duration,
+    /// After a shutdown was requested: how long `/health` answers 503 while everything else goes on, so
+    /// that whoever sends requests here stops doing so first. Default: 0.
+    pub unready: Duration,
+    /// Then, how long open requests may still take. Default: 20 s.
+    pub drain: Duration,
 }
 
 impl Default for Limits {
@@ -92,6 +97,8 @@ impl Default for Limits {
             body: Duration::from_secs(60),
             write: Duration::from_secs(60),
             idle: Duration::from_secs(75),
+            unready: Duration::ZERO,
+            drain: Duration::from_secs(20),
         }
     }
 }
@@ -148,8 +155,9 @@ impl From<TcpListener> for Listener {
     }
 }
 
-/// Serves `router` until `shutdown`, then accepts no connections and waits up to 20 s for open
-/// requests. Connections that are still open then, or when the future is dropped, are cut.
+/// Serves `router` until `shutdown`. Then its health is 503 for [`Limits::unready`]; after that it accepts
+/// no connections and waits up to [`Limits::drain`] for open requests. Connections that are still open
+/// then, or when the future is dropped, are cut.
 pub async fn run(listener: Listener, router: Router, shutdown: CancellationToken) -> anyhow::Result<()> {
     let connections = Connections::new(listener.limits.connections_max);
     run_with(listener, router, shutdown, connections).await
@@ -170,7 +178,8 @@ async fn run_with(
     let address = tcp.local_addr().context("read listening address")?;
     // As long a queue as the kernel allows. When it is full, a client is heard a second later.
     nix::sys::socket::listen(&tcp, Backlog::MAXALLOWABLE).context("lengthen the queue of new connections")?;
-    let router = with_layers(with_problems(router), limits, hosts);
+    let router = with_layers(with_problems(router), limits, hosts, shutdown.clone());
+    let stop = CancellationToken::new();
     let cut = CancellationToken::new();
     let _cut = cut.clone().drop_guard();
     if let Some(tls) = tls.clone() {
@@ -192,20 +201,25 @@ async fn run_with(
                 }
             };
             let slot = connections.room().await;
-            let served = serve(tcp, slot, tls.clone(), router.clone(), limits, shutdown.clone());
+            let served = serve(tcp, slot, tls.clone(), router.clone(), limits, stop.clone());
             let cut = cut.clone();
             tasks.spawn(async move { cut.run_until_cancelled(served).await });
         }
     };
+    let leave = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(limits.unready).await;
+    };
     tokio::select! {
-        () = shutdown.cancelled() => {}
+        () = leave => {}
         () = accept => {}
     }
+    stop.cancel();
     drop(tcp);
     tasks.close();
-    let drained = tokio::time::timeout(Duration::from_secs(DRAIN_SECONDS_MAX), tasks.wait());
+    let drained = tokio::time::timeout(limits.drain, tasks.wait());
     if drained.await.is_err() {
-        tracing::warn!(%address, seconds = DRAIN_SECONDS_MAX, "stopped with requests still open");
+        tracing::warn!(%address, seconds = limits.drain.as_secs_f64(), "stopped with requests still open");
     }
     Ok(())
 }
@@ -340,8 +354,17 @@ async fn not_accepted(error: &io::Error, connections: &Connections) {
     }
 }
 
-fn with_layers(router: Router, limits: Limits, hosts: Option<Arc<Hosts>>) -> Router {
+fn with_layers(router: Router, limits: Limits, hosts: Option<Arc<Hosts>>, shutdown: CancellationToken) -> Router {
     let mut router = router
+        .layer(middleware::from_fn(move |request: Request, next: Next| {
+            let leaves = shutdown.is_cancelled() && request.uri().path() == HEALTH;
+            async move {
+                match leaves {
+                    true => Problem::unavailable("this process is stopping; ask another one", 1).into_response(),
+                    false => next.run(request).await,
+                }
+            }
+        }))
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(middleware::from_fn(move |request: Request, next: Next| {
             in_time(request, next, limits.body)

@@ -45,7 +45,8 @@ use ingest::log::{self, Producer};
 use ingest::payload::Store as Payloads;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use text::chat::Value as TemplateValue;
 use tokio_util::task::TaskTracker;
 
@@ -54,6 +55,9 @@ pub use log_state::LogState;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
 pub use shadow::{ARM as SHADOW, Shadow};
+
+/// How long all engines may be away before a replica is no longer ready.
+const LOST_MAX: Duration = Duration::from_secs(10);
 
 /// Where generations are logged. Resolves once the event is acknowledged.
 pub trait Log: Send + Sync {
@@ -76,6 +80,7 @@ pub struct Api {
     pub log: Arc<dyn Log>,
     /// Whether the log took the last answer.
     pub log_state: LogState,
+    pub lost: Lost,
     /// Where the experts of mixture models are logged; `None`: not logged.
     pub payloads: Option<Payloads>,
     /// The previous turns of sessions.
@@ -195,13 +200,45 @@ async fn models(State(api): State<Arc<Api>>) -> Json<Value> {
     Json(json!({"object": "list", "data": models}))
 }
 
+/// Since when no arm has had an engine, as far as `/health` was asked.
+#[derive(Debug, Default)]
+pub struct Lost(Mutex<Option<Instant>>);
+
+impl Lost {
+    /// Whether all engines have been away for longer than one takes to change its version.
+    fn for_long(&self, lost: bool, now: Instant) -> bool {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match lost {
+            true => now.duration_since(*since.get_or_insert(now)) >= LOST_MAX,
+            false => {
+                *since = None;
+                false
+            }
+        }
+    }
+}
+
 async fn get_health(State(api): State<Arc<Api>>) -> Result<Json<Value>, Problem> {
     if !api.routes.ready() {
         return Err(no_route(&RouteError::NotReady(api.policy.clone())));
     }
     let served = api.routes.served();
+    let shares: BTreeMap<i64, f64> = api.routes.shares().into_iter().collect();
+    let arms = served
+        .iter()
+        .filter(|(version, _)| shares.get(&version.serial).is_some_and(|&share| share > 0.0));
+    let (without, with): (Vec<_>, Vec<_>) = arms.partition(|(version, _)| api.engine.unavailable(version).is_some());
+    let without: Vec<i64> = without.iter().map(|(version, _)| version.serial).collect();
+    if api
+        .lost
+        .for_long(with.is_empty() && !without.is_empty(), Instant::now())
+    {
+        let detail = format!("no engine serves any arm: versions {without:?} wait for one");
+        return Err(Problem::unavailable(detail, 1));
+    }
     Ok(Json(json!({
         "status": "ready",
+        "without_engine": without,
         "replica": api.options.replica,
         "epoch": api.routes.epoch(),
         "versions": served.iter().map(|(version, _)| version.serial).collect::<Vec<_>>(),

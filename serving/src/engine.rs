@@ -53,8 +53,8 @@ pub trait Engine: Send + Sync {
     fn lend(&self, _limits: &[Limit]) {}
 }
 
-/// A version that can answer. Holding the `Arc` keeps it loaded.
-#[derive(Debug)]
+/// A version that can answer. Holding the `Arc` keeps it loaded; holding a copy of it does not.
+#[derive(Debug, Clone)]
 pub struct LoadedVersion {
     pub serial: i64,
     /// Content hash.
@@ -116,6 +116,10 @@ pub struct SampleRequest {
     pub suppressed: Option<u32>,
     /// Ids that it excludes are never sampled either.
     pub constraint: Option<Constraint>,
+    /// Where the caller wants it to end.
+    pub ends: Ends,
+    /// Ask for the log-probabilities of the prompt's tokens, and for so many of the most probable ones.
+    pub score_prompt: Option<usize>,
     /// How many of the most probable tokens to report with each sampled one.
     pub top_logprobs: usize,
     pub caller: Caller,
@@ -128,6 +132,26 @@ pub struct SampleRequest {
     /// the sequence.
     pub events: mpsc::Sender<SampleEvent>,
     pub submitted: Instant,
+}
+
+impl SampleRequest {
+    /// Sampling one of these ends the sequence.
+    pub fn stop_ids(&self) -> Vec<u32> {
+        let own = self.version.stop_ids.iter().filter(|_| !self.ends.ignore_eos);
+        let mut ids: Vec<u32> = own.chain(&self.ends.stop_ids).copied().collect();
+        ids.dedup();
+        ids
+    }
+}
+
+/// Where a sequence ends, besides the version's own stop ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ends {
+    pub stop_ids: Vec<u32>,
+    /// The version's own end nothing.
+    pub ignore_eos: bool,
+    /// Nothing that ends it is sampled before so many tokens.
+    pub min_tokens: usize,
 }
 
 /// What the sampled text must be: JSON of a schema.
@@ -143,6 +167,8 @@ pub struct Constraint {
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
     Token(Token),
+    /// The prompt's tokens but the first, if they were asked for. Comes before the first token.
+    Prompt(Vec<Token>),
     /// An engine elsewhere samples it from now on. Our own engine sends no such event.
     Started(Started),
     /// Which versions sampled the tokens, in order. Without it, all are the routed version's.

@@ -23,7 +23,7 @@ mod completions;
 mod http;
 mod openai;
 mod options;
-mod placement;
+pub(crate) mod placement;
 mod pool;
 mod probe;
 mod sequence;
@@ -36,7 +36,7 @@ pub use client::slots;
 pub use http::EXPECT_WEIGHTS;
 pub use options::{InFlight, OpenAiServer, Options, Server};
 pub use pool::{Pass, Pool};
-pub use update::Updater;
+pub use update::{NoEngine, Updater};
 pub use weights::{Source, ask as ask_for_probe};
 
 #[cfg(test)]

@@ -86,6 +86,13 @@ impl RouteTable {
         serials.map(|&serial| (serial, table.share_of(serial))).collect()
     }
 
+    /// The version that an alias names.
+    pub fn serial_of(&self, alias: &str) -> Option<i64> {
+        let table = self.read();
+        let target = table.assignment.as_ref()?.aliases.get(alias)?;
+        Some(target.version)
+    }
+
     /// `policy`: the experiment decides by the user's key. `policy@alias` or `policy@serial`: that
     /// version.
     pub fn route(&self, policy: &str, model: &str, user_key: &str) -> Result<Route, RouteError> {

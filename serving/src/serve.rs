@@ -163,6 +163,7 @@ impl Replica {
             routes,
             log: Arc::new(log.clone()),
             log_state: api::LogState::default(),
+            lost: api::Lost::default(),
             payloads: self.payloads,
             sessions: api::Sessions::default(),
             sampler: self.sampler,

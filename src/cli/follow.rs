@@ -64,7 +64,7 @@ enum InFlightName {
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let shutdown = shutdown::on_signal()?;
+        let shutdown = shutdown::on_signal(&app.config.listen)?;
         let mut config = app.config.clone();
         self.set(&mut config.follow)?;
         config.follow.check()?;

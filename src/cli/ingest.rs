@@ -41,7 +41,7 @@ impl Args {
     }
 
     async fn collect(&self, app: &App, folder: &Path) -> anyhow::Result<()> {
-        let shutdown = shutdown::on_signal()?;
+        let shutdown = shutdown::on_signal(&app.config.listen)?;
         let config = &app.config;
         let upstream = self.upstream.as_ref().or(config.spool.upstream.as_ref());
         let upstream = upstream.context("the collector has no upstream: give --upstream URL or set spool.upstream")?;

@@ -17,7 +17,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let shutdown = shutdown::on_signal()?;
+        let shutdown = shutdown::on_signal(&app.config.listen)?;
         let (config, options) = (&app.config, &app.config.relay);
         let upstream = self.upstream.or_else(|| options.upstream.clone());
         let upstream = upstream.unwrap_or_else(|| config.store_url());

@@ -12,7 +12,7 @@ pub struct Args {}
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        let shutdown = shutdown::on_signal()?;
+        let shutdown = shutdown::on_signal(&app.config.listen)?;
         let (config, options) = (&app.config, &app.config.world);
         std::fs::create_dir_all(&config.state_dir).context("create the state folder")?;
         let listener = listen_with_key(config, Part::World, options.caller_key.as_ref(), "world.caller_key").await?;

@@ -130,6 +130,12 @@ impl Config {
     }
 
     fn check_connections(&self) -> anyhow::Result<()> {
+        for (field, seconds) in [
+            ("unready_seconds", self.listen.unready_seconds),
+            ("drain_seconds", self.listen.drain_seconds),
+        ] {
+            ensure!(seconds <= 3600, "listen.{field} is {seconds}: give at most 3600");
+        }
         let max = &self.listen.connections_max;
         for (field, max) in [
             ("serve", max.serve),

@@ -35,7 +35,7 @@ pub struct Role {
 impl Role {
     /// Listens for signals, waits for the database and checks its schema.
     pub async fn start(app: &App, part: Part) -> anyhow::Result<Self> {
-        let shutdown = shutdown::on_signal()?;
+        let shutdown = shutdown::on_signal(&app.config.listen)?;
         let ready = async {
             let pool = database::connect_as(&app.config, part).await?;
             database::check_schema(&pool).await?;
@@ -95,6 +95,8 @@ async fn bind(config: &Config, part: Part, key_required: bool) -> anyhow::Result
     let address = config.address(part);
     let mut limits = Limits {
         connections_max: allow_connections(config.listen.connections_max.of(part))?,
+        unready: Duration::from_secs(config.listen.unready_seconds),
+        drain: Duration::from_secs(config.listen.drain_seconds),
         ..Limits::default()
     };
     if part == Part::Ingest {

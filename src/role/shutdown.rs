@@ -7,15 +7,18 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// More than servers take to drain (20 s), less than the supervisor waits (30 s).
-const STOP_SECONDS_MAX: u64 = 25;
+use crate::config::Listen;
+
+/// How long a role may take to stop once its last request was answered.
+const STOP_SECONDS_MAX: u64 = 5;
 
 /// A token that the first signal cancels. A second signal, or the time limit, ends the process.
-pub fn on_signal() -> anyhow::Result<CancellationToken> {
+pub fn on_signal(listen: &Listen) -> anyhow::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let token = CancellationToken::new();
     let cancel = token.clone();
+    let limit = Duration::from_secs(listen.unready_seconds + listen.drain_seconds + STOP_SECONDS_MAX);
     tokio::spawn(async move {
         let mut signal = async || {
             tokio::select! {
@@ -25,7 +28,7 @@ pub fn on_signal() -> anyhow::Result<CancellationToken> {
         };
         signal().await;
         tracing::info!("stopping");
-        std::thread::spawn(exit_after_limit); // not a task: the runtime may be what hangs
+        std::thread::spawn(move || exit_after(limit)); // not a task: the runtime may be what hangs
         cancel.cancel();
         signal().await;
         tracing::warn!("second signal: exiting at once");
@@ -34,8 +37,8 @@ pub fn on_signal() -> anyhow::Result<CancellationToken> {
     Ok(token)
 }
 
-fn exit_after_limit() {
-    std::thread::sleep(Duration::from_secs(STOP_SECONDS_MAX));
-    tracing::warn!(seconds = STOP_SECONDS_MAX, "not stopped in time: exiting");
+fn exit_after(limit: Duration) {
+    std::thread::sleep(limit);
+    tracing::warn!(seconds = limit.as_secs(), "not stopped in time: exiting");
     std::process::exit(1);
 }

@@ -210,6 +210,8 @@ async fn ask(
             seed: seed << 32 | number,
             suppressed: None,
             constraint: None,
+            ends: Default::default(),
+            score_prompt: None,
             top_logprobs: 0,
             caller: Caller::new("bench", None),
             class: TrafficClass::Production,

@@ -33,6 +33,7 @@ fn limits(connections_max: usize) -> Limits {
         body: SHORT,
         write: SHORT,
         idle: SHORT,
+        ..Limits::default()
     }
 }
 
@@ -113,6 +114,34 @@ async fn an_open_request_finishes_after_a_shutdown() {
     // The connection without a request does not hold it up.
     server.await.unwrap().unwrap();
     drop(idle);
+}
+
+#[tokio::test]
+async fn a_server_that_stops_says_so_and_answers_until_nobody_sends_it_requests_any_more() {
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = tcp.local_addr().unwrap();
+    let limits = Limits {
+        unready: Duration::from_millis(800),
+        ..Limits::default()
+    };
+    let ok = || async { "answered" };
+    let router = Router::new().route("/", get(ok)).route("/health", get(ok));
+    let stop = CancellationToken::new();
+    let served = tokio::spawn(run(Listener::from(tcp).limits(limits), router, stop.clone()));
+    let ask = async |path: &str| {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    assert!(ask("/health").await.starts_with("HTTP/1.1 200"));
+    stop.cancel();
+    assert!(ask("/health").await.starts_with("HTTP/1.1 503"));
+    assert!(ask("/").await.ends_with("answered"));
+    served.await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err());
 }
 
 #[tokio::test]
@@ -264,6 +293,7 @@ fn patient(connections_max: usize) -> Limits {
         body: HOUR,
         write: HOUR,
         idle: HOUR,
+        ..Limits::default()
     }
 }
 

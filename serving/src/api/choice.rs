@@ -12,7 +12,7 @@ use super::request::GenerationRequest;
 use super::sessions::Parent;
 use super::{Api, bar, deadline, experts, exploration, shadow};
 use crate::engine::caller::Caller;
-use crate::engine::{Constraint, Finish, SampleEvent, SampleRequest, Started, events_max};
+use crate::engine::{Constraint, Ends, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, events_max};
 use crate::options::LogAway;
 use crate::routing::Route;
 use edge::Problem;
@@ -253,6 +253,7 @@ impl ChoiceTask {
                         break End::CallerGone;
                     }
                 }
+                Some(SampleEvent::Prompt(_)) => {}
                 Some(SampleEvent::Versions(spans)) => versions = Some(spans),
                 Some(SampleEvent::Untrainable(code)) => untrainable = Some(code),
                 Some(SampleEvent::Started(started)) => begun.started = Some(started),
@@ -376,14 +377,18 @@ impl ChoiceTask {
         let (sender, events) = mpsc::channel(events_max(self.max_tokens));
         self.events = events;
         let request = &self.request;
+        // the engine keeps the version loaded while it samples; a caller who reads slowly does not
+        let copy = Arc::new(LoadedVersion::clone(&self.route.version));
         SampleRequest {
-            version: self.route.version.clone(),
+            version: std::mem::replace(&mut self.route.version, copy),
             prompt: self.prompt_ids.clone(),
             max_tokens: self.max_tokens,
             params: self.params.clone(),
             seed: self.seed,
             suppressed: self.exploration.and_then(|exploration| exploration.suppressed),
             constraint: self.constraint.clone(),
+            ends: Ends::default(),
+            score_prompt: None,
             top_logprobs: request.logprobs.unwrap_or(0),
             caller: self.caller.clone(),
             class: request.class(),

@@ -252,6 +252,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
         routes,
         log: log.clone(),
         log_state: super::LogState::default(),
+        lost: super::Lost::default(),
         payloads: Some(payloads.clone()),
         sessions: super::Sessions::default(),
         sampler: edge::sampler::SamplerKey::from_seed(&[1; 32]),
@@ -825,6 +826,32 @@ async fn an_answer_within_the_deadline_is_like_any_other() {
     let response = with_deadline(&server, "60000", body).await;
     assert_eq!(response.status(), 200);
     assert_eq!(server.log.generations()[0].finish_reason, FinishReason::Length);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_who_reads_slowly_keeps_no_version_loaded() {
+    let server = server().await;
+    // more frames than wait for a caller
+    let body = json!({"model": "demo@7", "prompt": [1, 3], "max_tokens": 40, "n": 4, "stream": true, "seed": 5,
+                      "return_token_ids": true});
+    let unread = server.post(body).await;
+    let versions = server.api.routes.served().into_iter();
+    let mut versions: BTreeMap<i64, Arc<LoadedVersion>> =
+        versions.map(|(version, _)| (version.serial, version)).collect();
+    let retired = Arc::downgrade(&versions.remove(&7).unwrap());
+    server
+        .api
+        .routes
+        .apply(assignment(6, &[("champion", 1)], &[]), versions);
+    let gone = async {
+        while retired.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone)
+        .await
+        .expect("the version stays loaded");
+    assert!(text(unread).await.contains("[DONE]"));
 }
 
 #[tokio::test]

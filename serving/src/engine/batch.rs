@@ -243,7 +243,11 @@ impl Batch {
             self.paused.push_back((Instant::now(), sequence));
             return;
         };
-        let reused = self.reusable(&self.slots[at], &sequence.request.caller, &sequence.ids);
+        // nobody has kept the logits of what a slot holds
+        let reused = match sequence.scores_prompt() {
+            true => 0,
+            false => self.reusable(&self.slots[at], &sequence.request.caller, &sequence.ids),
+        };
         self.take_prefix(at, at, reused);
         self.admissions += 1;
         let slot = &mut self.slots[at];
@@ -279,16 +283,19 @@ impl Batch {
         let mut parts = Vec::with_capacity(order.len());
         for (place, &at) in order.iter().enumerate() {
             if self.unread(at) > 1 {
-                if left == 0 || self.waits_for(at, &order[..place]) {
+                if left == 0 || !self.scores_prompt(at) && self.waits_for(at, &order[..place]) {
                     continue;
                 }
-                self.reuse(at);
+                if !self.scores_prompt(at) {
+                    self.reuse(at);
+                }
             }
             let slot = &self.slots[at];
             let Some(sequence) = &slot.sequence else { continue };
             let unread = &sequence.ids[slot.read.len()..];
             let tokens = match unread.len() {
                 1 => unread,
+                _ if sequence.scores_prompt() => &unread[..1],
                 more => &unread[..more.min(left)],
             };
             if tokens.len() > 1 {
@@ -300,6 +307,11 @@ impl Batch {
             });
         }
         parts
+    }
+
+    fn scores_prompt(&self, at: usize) -> bool {
+        let sequence = self.slots[at].sequence.as_ref();
+        sequence.is_some_and(Sequence::scores_prompt)
     }
 
     fn unread(&self, at: usize) -> usize {

@@ -180,6 +180,9 @@ impl Folders {
             tracing::warn!(folder = %folder.display(), "the folder is damaged and is written again");
             remove(&folder).with_context(|| format!("remove {}", folder.display()))?;
         }
+        // a command that fails leaves its version's folder, which would add up
+        let status = read_status(&self.dir.join(STATUS))?;
+        self.prune(&status.map(|status| status.kept).unwrap_or_default())?;
         let fresh = self.dir.join(format!("{UNFINISHED}{name}"));
         remove(&fresh).with_context(|| format!("remove {}", fresh.display()))?;
         let written = version.checkpoint.write_dir(&fresh);
@@ -282,8 +285,14 @@ impl Folders {
             .permissions()
             .mode();
         fs::set_permissions(&path, Permissions::from_mode(mode & 0o644 | 0o600)).context("set permissions")?;
+        self.prune(&status.kept)
+    }
+
+    /// Removes the folders that are neither kept nor in force.
+    fn prune(&self, kept: &[String]) -> anyhow::Result<()> {
+        let current = self.current();
         for name in names(&self.dir)? {
-            if self.is_ours(&name) && !status.kept.contains(&name) {
+            if self.is_ours(&name) && !kept.contains(&name) && current.as_ref() != Some(&name) {
                 // it is tried again with the next version
                 if let Err(error) = remove(&self.dir.join(&name)) {
                     tracing::warn!(folder = name, %error, "an old version is not removed");

@@ -15,7 +15,9 @@ use artifact::digest::Digest;
 use artifact::folder::FILES;
 use artifact::manifest::Manifest;
 use artifact::memory::{self, Spare};
+use artifact::need::gb;
 use artifact::sign::TrustedKeys;
+use futures::FutureExt as _;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -56,14 +58,12 @@ pub enum Host {
 
 /// A version to load.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct Wanted {
     /// Epoch of the assignment that names it.
     pub epoch: i64,
     pub target: Target,
     /// It may wait for memory.
     pub required: bool,
-    /// Serials of other versions that must go on being served.
-    pub kept: &'a BTreeSet<i64>,
 }
 
 /// How long a version took to be served.
@@ -72,6 +72,9 @@ struct Hosted {
     stage: Duration,
     pause: Duration,
 }
+
+/// Versions that no engine serves, and why.
+pub type Unplaced = BTreeMap<i64, anyhow::Error>;
 
 /// Loads versions and remembers which ones are loaded.
 pub struct Loader {
@@ -109,7 +112,7 @@ impl Loader {
     pub async fn load(
         &mut self,
         keys: &TrustedKeys,
-        wanted: Wanted<'_>,
+        wanted: Wanted,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Option<Swap>)> {
         let target = wanted.target;
         let loaded = self.loaded.get(&target.version);
@@ -117,10 +120,8 @@ impl Loader {
         if let Some((version, checkpoint)) = known {
             check_content_hash(version.root, target)?;
             match &mut self.host {
-                Host::Own { .. } => {}
-                Host::Remote { updater } => {
-                    updater.place(&version, &checkpoint, wanted.kept).await?;
-                }
+                // engines elsewhere get it when all versions are here
+                Host::Own { .. } | Host::Remote { .. } => {}
                 // another version may have been tried since
                 Host::Folders(folders) if folders.is_in_force(target.version, version.root) => {}
                 Host::Folders(folders) => {
@@ -178,7 +179,7 @@ impl Loader {
             self.make_room(weights.saturating_add(self.cache_bytes), wanted.required)
                 .await?;
         }
-        let (version, hosted) = self.host(target, manifest.line, &checkpoint, wanted.kept).await?;
+        let (version, hosted) = self.host(target, manifest.line, &checkpoint).await?;
         self.loaded.insert(
             target.version,
             Loaded {
@@ -268,38 +269,93 @@ impl Loader {
         }
     }
 
-    /// Engines elsewhere may restart, and some may be spare: gives the next one the version that it should
-    /// hold. `shares`: versions in force and the shares of users they have. False: nothing is left to do.
-    pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<bool> {
+    /// Has engines elsewhere serve versions that are loaded. The `required` ones choose in their order and
+    /// change all at once, before the others get what is left. `failed` gets the serials that none serves, and why; those that
+    /// are there are not tried. Dropping the future leaves changes going on.
+    pub async fn place(&mut self, required: &[i64], others: &[i64], swaps: &mut [Swap], failed: &mut Unplaced) {
         let Host::Remote { updater } = &mut self.host else {
-            return Ok(false);
+            return;
         };
+        let mut kept: BTreeSet<i64> = required.iter().copied().collect();
+        let rounds = std::iter::once(required.to_vec()).chain(others.iter().map(|&serial| vec![serial]));
+        for round in rounds {
+            for &serial in &round {
+                if failed.contains_key(&serial) {
+                    continue;
+                }
+                let loaded = self.loaded.get(&serial);
+                let Some((version, loaded)) = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded)))
+                else {
+                    continue;
+                };
+                kept.insert(serial);
+                if let Err(error) = updater.begin(&version, &loaded.checkpoint, &kept).await {
+                    failed.insert(serial, error);
+                }
+            }
+            while round
+                .iter()
+                .any(|serial| !failed.contains_key(serial) && updater.gets(*serial))
+            {
+                let Some((serial, ended)) = updater.next_end().await else {
+                    break;
+                };
+                match ended {
+                    Ok(pause) => {
+                        if let Some(swap) = swaps.iter_mut().find(|swap| swap.version == serial) {
+                            swap.pause_ms = ms(pause);
+                        }
+                    }
+                    Err(error) => drop(failed.insert(serial, error)),
+                }
+            }
+            kept.retain(|serial| required.contains(serial) || !failed.contains_key(serial));
+        }
+    }
+
+    /// Whether a version is sampled anywhere. Of our own engine's versions all are.
+    pub fn serves(&self, serial: i64) -> bool {
+        match &self.host {
+            Host::Remote { updater } => updater.serves(serial),
+            Host::Own { .. } | Host::Folders(_) => true,
+        }
+    }
+
+    /// Engines elsewhere may restart, and some may be spare: begins to give them the versions that they should
+    /// hold, without waiting. `shares`: versions in force and the shares of users they have. Fails with what
+    /// went wrong since the last call.
+    pub async fn mend(&mut self, shares: &[(i64, f64)]) -> anyhow::Result<()> {
+        let Host::Remote { updater } = &mut self.host else {
+            return Ok(());
+        };
+        let mut result = Ok(());
+        while let Some(Some((_, ended))) = updater.next_end().now_or_never() {
+            if let Err(error) = ended {
+                result = Err(error);
+            }
+        }
         let in_force = shares.iter().filter_map(|(serial, _)| {
             let loaded = self.loaded.get(serial)?;
             Some((loaded.version.upgrade()?, loaded.checkpoint.clone()))
         });
         updater.recognize(&in_force.collect::<Vec<_>>()).await?;
-        let Some((engine, serial)) = updater.next_change(shares) else {
-            return Ok(false);
-        };
-        let Some(loaded) = self.loaded.get(&serial) else {
-            return Ok(false);
-        };
-        let Some(version) = loaded.version.upgrade() else {
-            return Ok(false);
-        };
-        updater.change(engine, &version, &loaded.checkpoint).await?;
-        Ok(true)
+        while let Some((engine, serial)) = updater.next_change(shares) {
+            let loaded = self.loaded.get(&serial);
+            let Some((version, loaded)) = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded))) else {
+                break;
+            };
+            updater.start(engine, &version, &loaded.checkpoint).await?;
+        }
+        result
     }
 
-    /// Has the version sampled: stages it beside the others in our own engine, or gives it to another
-    /// engine.
+    /// Has the version sampled: stages it beside the others in our own engine, or writes its folder. Engines
+    /// elsewhere get it later ([`Loader::place`]).
     async fn host(
         &mut self,
         target: Target,
         line: String,
         checkpoint: &Arc<Checkpoint>,
-        kept: &BTreeSet<i64>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
         let started = Instant::now();
         let text = self.text_of(checkpoint);
@@ -348,7 +404,7 @@ impl Loader {
                 };
                 let version = Arc::new(loaded_version(target, line, shape, text));
                 let stage = started.elapsed();
-                let pause = updater.place(&version, checkpoint, kept).await?;
+                let pause = Duration::ZERO;
                 Ok((version, Hosted { stage, pause }))
             }
             Host::Folders(folders) => {
@@ -408,13 +464,18 @@ impl Loader {
             self.loaded.retain(|_, loaded| loaded.version.strong_count() > 0);
             let used = self.used();
             metrics::gauge!("springtide_resident_bytes").set(used as f64);
-            if used.saturating_add(bytes) <= self.bytes_max {
+            // what nobody must have leaves room for the next version, or a rollback would never find any
+            let reserved = if required || self.loaded.is_empty() { 0 } else { bytes };
+            if used.saturating_add(bytes).saturating_add(reserved) <= self.bytes_max {
                 return Ok(());
             }
+            // nothing that retires makes room for more than there is
             anyhow::ensure!(
-                required && started.elapsed() < ROOM_WAIT,
-                "the version needs {bytes} bytes, and {used} of {} are in use; raise serve.resident_bytes_max",
-                self.bytes_max
+                required && bytes <= self.bytes_max && started.elapsed() < ROOM_WAIT,
+                "the version needs {} of memory, and {} of {} are in use; raise serve.resident_bytes_max",
+                gb(bytes),
+                gb(used),
+                gb(self.bytes_max)
             );
             tokio::time::sleep(ROOM_CHECK_INTERVAL).await;
         }
@@ -499,7 +560,7 @@ fn ms(duration: Duration) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::engine;
     use artifact::sign::SigningKey;
@@ -512,7 +573,11 @@ mod tests {
     }
 
     /// Publishes `checkpoint` as this version of a store in `folder`.
-    async fn publish(folder: &Path, version: i64, checkpoint: &Checkpoint) -> (Store, TrustedKeys, Target) {
+    pub(in crate::follow) async fn publish(
+        folder: &Path,
+        version: i64,
+        checkpoint: &Checkpoint,
+    ) -> (Store, TrustedKeys, Target) {
         publish_sized(folder, version, checkpoint, checkpoint.tensor_bytes()).await
     }
 
@@ -547,7 +612,7 @@ mod tests {
         (store, key.trusted(), Target { version, root })
     }
 
-    fn options(folder: &Path, store: Store, resident_bytes_max: u64) -> Options {
+    pub(in crate::follow) fn options(folder: &Path, store: Store, resident_bytes_max: u64) -> Options {
         Options {
             policy: "demo".into(),
             replica: "test".into(),
@@ -593,12 +658,10 @@ mod tests {
         let cache_bytes = 2 * 64 * 3 * 2 * (16 + 32) * 4;
         let folder = tempfile::tempdir().unwrap();
         let (mut loader, keys, target) = loader(folder.path(), cache_bytes - 1).await;
-        let kept = BTreeSet::new();
         let wanted = Wanted {
             epoch: 1,
             target,
             required: false,
-            kept: &kept,
         };
         let refused = loader.load(&keys, wanted).await.unwrap_err();
         assert!(
@@ -608,6 +671,28 @@ mod tests {
         loader.bytes_max += 1;
         loader.load(&keys, wanted).await.unwrap();
         assert_eq!(loader.used(), loader.bytes_max);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_version_that_nobody_must_have_leaves_room_for_the_next_release() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache_bytes = 2 * 64 * 3 * 2 * (16 + 32) * 4;
+        let (mut loader, keys, first) = loader(folder.path(), cache_bytes).await;
+        let wanted = |target, required| Wanted {
+            epoch: 1,
+            target,
+            required,
+        };
+        let (_first, _) = loader.load(&keys, wanted(first, true)).await.unwrap();
+        // room for three
+        loader.bytes_max *= 3;
+        let (_, second) = crate::remote::tests::version(2);
+        let (_, _, second) = publish(folder.path(), 2, &second).await;
+        let (_second, _) = loader.load(&keys, wanted(second, false)).await.unwrap();
+        let (_, third) = crate::remote::tests::version(3);
+        let (_, _, third) = publish(folder.path(), 3, &third).await;
+        assert!(loader.load(&keys, wanted(third, false)).await.is_err());
+        loader.load(&keys, wanted(third, true)).await.unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -629,12 +714,10 @@ mod tests {
         let (store, keys, target) = publish_sized(folder.path(), 1, &checkpoint, 141_000_000_000).await;
         let engine = Fake::start().await;
         engine.held().name = format!("springtide-1-{}", target.root.short());
-        let kept = BTreeSet::new();
         let wanted = Wanted {
             epoch: 1,
             target,
             required: true,
-            kept: &kept,
         };
         // no byte for versions: none is held
         let loader = |unproved_error_max| {
@@ -644,9 +727,13 @@ mod tests {
             };
             (watch, Loader::new(&options(folder.path(), store.clone(), 0), host))
         };
+        let required = [1];
         let (_watch, mut refusing) = loader(None);
+        let (_version, _) = refusing.load(&keys, wanted).await.unwrap();
         let refused = loop {
-            let refused = format!("{:#}", refusing.load(&keys, wanted).await.unwrap_err());
+            let mut unplaced = Unplaced::new();
+            refusing.place(&required, &[], &mut [], &mut unplaced).await;
+            let refused = format!("{:#}", unplaced[&1]);
             // its watch has to see the engine first
             if !refused.contains("none of the 1 engines") {
                 break refused;
@@ -661,12 +748,11 @@ mod tests {
             assert!(refused.contains(part), "{refused}");
         }
         let (_watch, mut loader) = loader(Some(0.05));
-        let version = loop {
-            match loader.load(&keys, wanted).await {
-                Ok((version, _)) => break version,
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        };
+        let (version, _) = loader.load(&keys, wanted).await.unwrap();
+        while !loader.serves(1) {
+            loader.place(&required, &[], &mut [], &mut Unplaced::new()).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         assert_eq!((version.vocab, version.context), (VOCAB, CONTEXT));
         assert_eq!((loader.used(), engine.updates().len()), (0, 0));
     }
@@ -694,12 +780,10 @@ mod tests {
         folders.open().unwrap();
         let options = options(folder.path(), store, u64::MAX);
         let mut loader = Loader::new(&options, Host::Folders(folders.clone()));
-        let kept = BTreeSet::new();
         let wanted = |target| Wanted {
             epoch: 1,
             target,
             required: true,
-            kept: &kept,
         };
         let engine = || std::fs::read_to_string(folder.path().join("engine")).unwrap();
         // whoever holds this is the routes

@@ -1,6 +1,6 @@
 //! What the pool and the updater need of an engine, whatever speaks at its address.
 
-use super::http::{Error, Events};
+use super::http::{Error, Events, Timeouts};
 use super::openai::OpenAi;
 use super::options::{InFlight, Options};
 use super::sglang::Sglang;
@@ -108,13 +108,16 @@ impl Stream {
 impl Client {
     /// Of all configured engines, in this order: vLLM, SGLang, others.
     pub fn all(options: &Options) -> anyhow::Result<Vec<Client>> {
-        let timeout = Duration::from_millis(options.timeout_ms);
+        let timeouts = Timeouts {
+            answer: Duration::from_millis(options.timeout_ms),
+            first_token: Duration::from_millis(options.first_token_ms),
+        };
         let vllm = options.vllm.iter();
-        let vllm = vllm.map(|server| Ok(Client::Vllm(Vllm::new(server.clone(), timeout, options.in_flight)?)));
+        let vllm = vllm.map(|server| Ok(Client::Vllm(Vllm::new(server.clone(), timeouts, options.in_flight)?)));
         let sglang = options.sglang.iter();
-        let sglang = sglang.map(|server| Ok(Client::Sglang(Sglang::new(server.clone(), timeout)?)));
+        let sglang = sglang.map(|server| Ok(Client::Sglang(Sglang::new(server.clone(), timeouts)?)));
         let openai = options.openai.iter();
-        let openai = openai.map(|server| Ok(Client::OpenAi(OpenAi::new(server, timeout)?)));
+        let openai = openai.map(|server| Ok(Client::OpenAi(OpenAi::new(server, timeouts)?)));
         vllm.chain(sglang).chain(openai).collect()
     }
 

@@ -42,7 +42,7 @@ pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value 
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
-        "stop_token_ids": request.version.stop_ids,
+        "stop_token_ids": request.stop_ids(),
         // our stop ids are complete; the server's own would come on top of them
         "ignore_eos": true,
         "stream": true,
@@ -58,6 +58,9 @@ pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value 
     if let Some(constraint) = &request.constraint {
         let schema = json!({"name": "answer", "schema": &*constraint.schema});
         body["response_format"] = json!({"type": "json_schema", "json_schema": schema});
+    }
+    if request.ends.min_tokens > 0 {
+        body["min_tokens"] = request.ends.min_tokens.into();
     }
     if seeds {
         body["seed"] = request.seed.into();

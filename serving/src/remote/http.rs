@@ -7,6 +7,7 @@ use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A busy engine may answer late.
@@ -26,6 +27,9 @@ pub enum Error {
     /// The engine failed. It gets no traffic before its next probe, and another one may answer.
     #[error("{0:#}")]
     Engine(anyhow::Error),
+    /// No token in time. A long prompt on a busy engine takes long, so this alone says nothing of the engine.
+    #[error("the engine sampled no token in time (serve.remote.first_token_ms)")]
+    Late,
     /// Only this answer failed, as a request can cause it. The engine goes on.
     #[error("{0}")]
     Answer(&'static str),
@@ -54,6 +58,14 @@ impl Error {
     }
 }
 
+/// How long an engine may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// For the answer to a command, and from one token to the next.
+    pub answer: Duration,
+    pub first_token: Duration,
+}
+
 #[derive(Debug, Clone)]
 pub struct Http {
     server: Server,
@@ -61,14 +73,12 @@ pub struct Http {
     base: String,
     control_base: String,
     client: reqwest::Client,
-    timeout: Duration,
+    timeouts: Timeouts,
 }
 
 impl Http {
-    pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
-        let mut client = edge::tls::client()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(timeout);
+    pub fn new(server: Server, timeouts: Timeouts) -> anyhow::Result<Self> {
+        let mut client = edge::tls::client().connect_timeout(CONNECT_TIMEOUT);
         let (mut base, mut control_base) = (server.url.clone(), server.control_url().to_owned());
         if let Some(path) = server.socket() {
             client = client.unix_socket(path);
@@ -80,7 +90,7 @@ impl Http {
             base,
             control_base,
             client,
-            timeout,
+            timeouts,
         })
     }
 
@@ -114,7 +124,7 @@ impl Http {
     /// reason: no command has a text of a caller, which it could quote.
     pub async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
         let url = format!("{}{path}", self.control_base);
-        let mut request = self.client.post(url).timeout(self.timeout);
+        let mut request = self.client.post(url).timeout(self.timeouts.answer);
         if let Some(body) = body {
             request = request.json(&body);
         }
@@ -136,11 +146,15 @@ impl Http {
         if expects {
             request = request.header(EXPECT_WEIGHTS, weights);
         }
-        let response = self.send(request).await.map_err(Error::Engine)?;
+        let first = Instant::now() + self.timeouts.first_token;
+        let response = tokio::time::timeout_at(first, self.send(request)).await;
+        let response = response.map_err(|_| Error::Late)?.map_err(Error::Engine)?;
         match response.status() {
             status if status.is_success() => Ok(Events {
                 response,
                 buffer: BytesMut::new(),
+                first: Some(first),
+                timeout: self.timeouts.answer,
             }),
             StatusCode::CONFLICT if expects => Err(Error::OtherWeights),
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::PAYLOAD_TOO_LARGE => {
@@ -175,6 +189,10 @@ async fn explanation(response: Response) -> String {
 pub struct Events {
     response: Response,
     buffer: BytesMut,
+    /// By when the first one must be there. `None`: it is.
+    first: Option<Instant>,
+    /// For the others.
+    timeout: Duration,
 }
 
 impl Events {
@@ -194,7 +212,17 @@ impl Events {
             if self.buffer.len() > EVENT_BYTES_MAX {
                 return Err(Error::Answer("an event of the engine's answer is too large"));
             }
-            self.read().await.map_err(Error::Engine)?;
+            let read = match self.first {
+                Some(first) => tokio::time::timeout_at(first, self.read())
+                    .await
+                    .map_err(|_| Error::Late)?,
+                None => {
+                    let read = tokio::time::timeout(self.timeout, self.read()).await;
+                    read.context("wait for the next token").and_then(|read| read)
+                }
+            };
+            read.map_err(Error::Engine)?;
+            self.first = None;
         }
     }
 

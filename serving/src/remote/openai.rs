@@ -7,13 +7,12 @@
 
 use super::client::{Ending, Failure, Piece, Read, Stream, parse, token};
 use super::completions;
-use super::http::{Error, Http};
+use super::http::{Error, Http, Timeouts};
 use super::options::{OpenAiServer, Server};
-use crate::engine::SampleRequest;
+use crate::engine::{Ends, SampleRequest};
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::time::Duration;
 use text::tokenizer::Tokenizer;
 
 #[derive(Debug)]
@@ -24,7 +23,7 @@ pub struct OpenAi {
 }
 
 impl OpenAi {
-    pub fn new(server: &OpenAiServer, timeout: Duration) -> anyhow::Result<Self> {
+    pub fn new(server: &OpenAiServer, timeouts: Timeouts) -> anyhow::Result<Self> {
         let OpenAiServer {
             url,
             api_key,
@@ -38,7 +37,7 @@ impl OpenAi {
             ..Server::default()
         };
         Ok(OpenAi {
-            http: Http::new(server, timeout)?,
+            http: Http::new(server, timeouts)?,
             model,
             alias,
         })
@@ -89,6 +88,10 @@ impl OpenAi {
                 "version {serial} came without a tokenizer, and the engine reads text"
             ))
         })?;
+        if request.ends != Ends::default() {
+            let reason = "the engine of this model reads text: ask without stop_token_ids, ignore_eos and min_tokens";
+            return Err(Error::Refused(reason.into()));
+        }
         let body = text_body(request, &tokenizer, model, seeds)?;
         let events = self.http.sample(completions::PATH, &body, "").await?;
         let reader = TextReader {

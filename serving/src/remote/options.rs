@@ -49,6 +49,8 @@ pub struct Options {
     pub drain_ms_max: u64,
     /// Longest wait for an engine's answer to a command and between two tokens, in milliseconds.
     pub timeout_ms: u64,
+    /// Longest wait for the first token, in milliseconds: reading a long prompt on a busy engine takes long.
+    pub first_token_ms: u64,
     /// Whether an engine gets the seeds of requests. vLLM on the CPU dies of one when a prompt is read
     /// in parts.
     pub send_seeds: bool,
@@ -58,6 +60,9 @@ pub struct Options {
     /// How many more requests than the least busy engine of its version one may run and still get the
     /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
     pub affinity_slack: usize,
+    /// Whether the engine's callers send it text, which it reads with the tokenizer that it was started with.
+    #[serde(skip)]
+    pub reads_text: bool,
 }
 
 /// Addresses of one engine.
@@ -146,9 +151,11 @@ impl Default for Options {
             unproved_error_max: None,
             drain_ms_max: 30_000,
             timeout_ms: 60_000,
+            first_token_ms: 300_000,
             send_seeds: false,
             slow_start_ms: 10_000,
             affinity_slack: 4,
+            reads_text: false,
         }
     }
 }
@@ -209,11 +216,19 @@ impl Options {
             self.probe_error_max
         );
         ensure!(
-            self.unproved_error_max.is_none_or(|error| error > 0.0 && error.is_finite()),
+            self.unproved_error_max
+                .is_none_or(|error| error > 0.0 && error.is_finite()),
             "serve.remote.unproved_error_max must be a number of nats above 0, or be left out"
         );
-        ensure!(self.slots != Some(0), "serve.remote.slots is 0; give at least 1, or leave it out");
+        ensure!(
+            self.slots != Some(0),
+            "serve.remote.slots is 0; give at least 1, or leave it out"
+        );
         ensure!(self.timeout_ms > 0, "timeout_ms of engines is 0; it must be at least 1");
+        ensure!(
+            self.first_token_ms > 0,
+            "serve.remote.first_token_ms is 0; it must be at least 1"
+        );
         Ok(())
     }
 }

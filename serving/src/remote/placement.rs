@@ -37,6 +37,8 @@ pub struct EngineState {
     /// The versions that it is said to hold, without a probe; the newest first. More than one while
     /// requests are routed to the one before.
     pub vouched: Vec<i64>,
+    /// The version that it is about to get.
+    pub promised: Option<i64>,
     /// When it began to serve its version.
     pub since: Option<Instant>,
     /// Updates after which it may have sampled with wrong weights.
@@ -112,6 +114,7 @@ impl Placement {
             weight,
             takes_weights: true,
             vouched: Vec::new(),
+            promised: None,
             since: None,
             failed_updates: 0,
             updates: 0,
@@ -238,23 +241,47 @@ impl Placement {
         engines.any(|engine| engine.serves(serial) || engine.state == State::Draining(serial))
     }
 
+    /// How many engines take requests for a version and will not get another one.
+    pub fn staying(&self, serial: i64) -> usize {
+        let engines = self.engines.iter();
+        engines
+            .filter(|engine| engine.serves(serial) && engine.promised.is_none())
+            .count()
+    }
+
+    /// The engine that is about to get a version.
+    pub fn promised_to(&self, serial: i64) -> Option<usize> {
+        self.engines.iter().position(|engine| engine.promised == Some(serial))
+    }
+
+    /// An engine that still holds a version and is about to get one that is not `kept`.
+    pub fn leaving(&self, serial: i64, kept: &BTreeSet<i64>) -> Option<usize> {
+        let holds = |engine: &EngineState| engine.serves(serial) || engine.state == State::Draining(serial);
+        let unwanted = |engine: &EngineState| engine.promised.is_some_and(|promised| !kept.contains(&promised));
+        self.engines.iter().position(|engine| holds(engine) && unwanted(engine))
+    }
+
     /// The engine that gets a version that no engine serves. `kept`: versions that must go on being
     /// served. Prefers an engine without version, then one of a version that nobody needs, then one of
-    /// several with the same version. One whose update failed a moment ago comes last.
+    /// several with the same version, then one that is getting a version that nobody needs. One whose update
+    /// failed a moment ago comes last.
     pub fn place(&self, kept: &BTreeSet<i64>, now: Instant) -> Option<usize> {
         let engines = self.engines.iter().enumerate();
         let engines = engines.filter(|(_, engine)| engine.takes_weights);
         let ranked = engines.filter_map(|(index, engine)| {
-            let rank = match engine.state {
-                State::Unproven => 0,
-                State::Serving(serial) => match (kept.contains(&serial), self.servers(serial)) {
+            let rank = match (engine.promised, engine.state) {
+                (_, State::Down) => return None,
+                (Some(promised), _) if kept.contains(&promised) => return None,
+                (Some(_), _) => 4,
+                (None, State::Unproven) => 0,
+                (None, State::Serving(serial)) => match (kept.contains(&serial), self.staying(serial)) {
                     // the others go on without it
                     (false, 2..) => 1,
                     (false, _) => 2,
                     (true, 2..) => 3,
                     (true, _) => return None,
                 },
-                State::Down | State::Draining(_) | State::Changing => return None,
+                (None, State::Draining(_) | State::Changing) => return None,
             };
             Some((engine.failed_lately(now), rank, engine.running(), index))
         });
@@ -267,7 +294,7 @@ impl Placement {
         let is_wanted = |serial| wanted.iter().any(|&(one, _)| one == serial);
         let engines = self.engines.iter().enumerate();
         let spare = engines
-            .filter(|(_, engine)| engine.takes_weights && !engine.failed_lately(now))
+            .filter(|(_, engine)| engine.takes_weights && engine.promised.is_none() && !engine.failed_lately(now))
             .filter(|(_, engine)| match engine.state {
                 State::Unproven => true,
                 State::Serving(serial) => !is_wanted(serial),
@@ -275,7 +302,12 @@ impl Placement {
             })
             .min_by_key(|(_, engine)| (engine.state != State::Unproven, engine.running()));
         let (index, _) = spare?;
-        let load = |&(serial, weight): &(i64, f64)| match self.servers(serial) {
+        let promised = |serial| {
+            self.engines
+                .iter()
+                .filter(move |engine| engine.promised == Some(serial))
+        };
+        let load = |&(serial, weight): &(i64, f64)| match self.servers(serial) + promised(serial).count() {
             0 => f64::INFINITY,
             servers => weight / servers as f64,
         };

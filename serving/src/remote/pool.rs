@@ -8,6 +8,7 @@ use lent::Lent;
 pub use pass::{Pass, Updates};
 
 use super::client::Client;
+use super::http::Error;
 use super::options::{InFlight, Options};
 use super::placement::{self, EngineState, Placement, Rules, State};
 use super::sequence::{self, End, Taking};
@@ -215,7 +216,7 @@ impl Pool {
     }
 
     /// Looks at the placement, without changing it.
-    pub(super) fn placement<T>(&self, look: impl FnOnce(&Placement) -> T) -> T {
+    pub(crate) fn placement<T>(&self, look: impl FnOnce(&Placement) -> T) -> T {
         look(&self.lock().placement)
     }
 
@@ -261,6 +262,11 @@ impl Pool {
     pub(super) fn update_begins(&self, engine: usize, weights: &str) {
         self.lock().placement.engines[engine].updates += 1;
         self.set_state(engine, State::Changing, Some(weights));
+    }
+
+    /// The version that an engine is about to get.
+    pub(super) fn promise(&self, engine: usize, serial: Option<i64>) {
+        self.lock().placement.engines[engine].promised = serial;
     }
 
     /// Until then, other engines are tried before this one.
@@ -428,6 +434,16 @@ impl Pool {
                     let _ = request.events.try_send(failed);
                 }
             }
+            End::Late(request) => match client.weights().await {
+                // it works, and the next engine would take as long
+                Ok(_) => {
+                    let _ = request.events.try_send(SampleEvent::Failed(Error::Late.to_string()));
+                }
+                Err(error) => {
+                    self.eject(engine, &error);
+                    self.queue_again(*request, failures + 1, taken_back);
+                }
+            },
             End::OtherWeights(request) => {
                 self.doubt(engine, weights);
                 // no engine has failed

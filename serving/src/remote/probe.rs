@@ -106,6 +106,8 @@ async fn sample(
         seed: 0,
         suppressed: None,
         constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
         top_logprobs: 0,
         caller: Caller::new("probe", None),
         class: TrafficClass::Production,
@@ -118,6 +120,7 @@ async fn sample(
         End::Done => {}
         End::TakenBack(_) | End::Lost(_) => bail!("nobody takes a probe back"),
         End::OtherWeights(_) => bail!("the engine holds other weights than {weights:?}"),
+        End::Late(_) => bail!("the engine sampled no token in time"),
         End::Retry(_, error) | End::Failed(error) => return Err(error.context("the probe failed")),
     }
     let mut tokens = Vec::new();
@@ -131,7 +134,7 @@ async fn sample(
             }
             SampleEvent::Busy => bail!("the engine has too many requests to be probed"),
             // its log-probabilities show which weights sampled it
-            SampleEvent::Versions(_) | SampleEvent::Started(_) => {}
+            SampleEvent::Versions(_) | SampleEvent::Started(_) | SampleEvent::Prompt(_) => {}
             SampleEvent::Untrainable(code) => bail!("the engine's answers cannot be probed: {code}"),
             SampleEvent::Displaced | SampleEvent::Expired | SampleEvent::VersionGone => {
                 bail!("the probe was not answered")

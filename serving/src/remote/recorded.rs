@@ -2,6 +2,7 @@
 //! 404, so a client cannot drift from the record.
 
 use super::client::Client;
+use super::http::Timeouts;
 use super::openai::OpenAi;
 use super::options::{InFlight, OpenAiServer, Server};
 use super::sglang::Sglang;
@@ -21,7 +22,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUTS: Timeouts = Timeouts {
+    answer: Duration::from_secs(30),
+    first_token: Duration::from_secs(30),
+};
 
 #[derive(Clone, Deserialize)]
 pub struct Exchange {
@@ -130,11 +134,11 @@ pub async fn vllm(exchanges: Vec<Exchange>) -> Client {
 }
 
 pub async fn vllm_with(exchanges: Vec<Exchange>, in_flight: InFlight) -> Client {
-    Client::Vllm(Vllm::new(server(exchanges).await, TIMEOUT, in_flight).unwrap())
+    Client::Vllm(Vllm::new(server(exchanges).await, TIMEOUTS, in_flight).unwrap())
 }
 
 pub async fn sglang(exchanges: Vec<Exchange>) -> Client {
-    Client::Sglang(Sglang::new(server(exchanges).await, TIMEOUT).unwrap())
+    Client::Sglang(Sglang::new(server(exchanges).await, TIMEOUTS).unwrap())
 }
 
 pub async fn openai(exchanges: Vec<Exchange>, alias: Option<&str>) -> Client {
@@ -144,7 +148,7 @@ pub async fn openai(exchanges: Vec<Exchange>, alias: Option<&str>) -> Client {
         alias: alias.map(str::to_owned),
         ..OpenAiServer::default()
     };
-    Client::OpenAi(OpenAi::new(&server, TIMEOUT).unwrap())
+    Client::OpenAi(OpenAi::new(&server, TIMEOUTS).unwrap())
 }
 
 /// A request for three tokens after `[5, 6, 7, last_token]`, as the contracts have it.
@@ -166,6 +170,8 @@ pub fn request(last_token: u32) -> (SampleRequest, mpsc::Receiver<SampleEvent>) 
         seed: 3,
         suppressed: Some(9),
         constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
         top_logprobs: 2,
         caller: Caller::new("default", None),
         class: TrafficClass::Production,

@@ -28,6 +28,8 @@ pub enum End {
     /// Its slot was taken back, and nothing else can continue it. The caller has the last event: its
     /// tokens are of no use.
     Lost(usize),
+    /// There was no first token in time. The request comes back.
+    Late(Box<SampleRequest>),
     /// The engine failed after the first token. The caller has the last event.
     Failed(anyhow::Error),
 }
@@ -43,6 +45,12 @@ pub async fn run(
     taking: Option<&Taking>,
 ) -> End {
     let events = request.events.clone();
+    if request.score_prompt.is_some() {
+        let reason = "the engine of this model gives no log-probabilities of prompts: ask without prompt_logprobs, \
+                      and for echo without logprobs";
+        let _ = events.try_send(SampleEvent::Refused(reason.into()));
+        return End::Done;
+    }
     let mut sent = Sent::default();
     let sampled = async {
         let mut stream = engine.generate(&request, weights, send_seeds).await?;
@@ -71,6 +79,7 @@ pub async fn run(
             metrics::counter!("springtide_remote_answers_unusable_total").increment(1);
             return of_request(SampleEvent::Unusable(reason.into()));
         }
+        Err(Error::Late) => return End::Late(Box::new(request)),
         Err(Error::OtherWeights) => return End::OtherWeights(Box::new(request)),
         Err(absent @ Error::Absent(_)) => absent.into(),
         Err(Error::Engine(error)) => error,
@@ -131,6 +140,7 @@ async fn give_back(
     }
     request.prompt = request.prompt.iter().chain(&sent.ids).copied().collect();
     request.max_tokens = left;
+    request.ends.min_tokens = request.ends.min_tokens.saturating_sub(sampled);
     // the same seed would draw the same numbers again
     request.seed = next_seed(request.seed);
     End::TakenBack(Box::new(request))

@@ -8,7 +8,7 @@
 
 use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::client::{cache_salt, parse, token};
-use super::http::{Error, Http};
+use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
 use anyhow::{Context, anyhow};
@@ -16,7 +16,6 @@ use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Of the loader in `python/`.
 const LOAD_FORMAT: &str = "springtide";
@@ -44,6 +43,7 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
     if let Some(suppressed) = request.suppressed {
         logit_bias.insert(suppressed, BIAS_MIN);
     }
+    let stop_ids = request.stop_ids();
     let mut params = json!({
         "max_new_tokens": request.max_tokens,
         "temperature": temperature,
@@ -53,13 +53,16 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
-        "stop_token_ids": request.version.stop_ids,
+        "stop_token_ids": stop_ids,
         // true would also ignore our stop ids
-        "ignore_eos": request.version.stop_ids.is_empty(),
+        "ignore_eos": stop_ids.is_empty(),
     });
     if !logit_bias.is_empty() {
         let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
         params["logit_bias"] = json!(biases);
+    }
+    if request.ends.min_tokens > 0 {
+        params["min_new_tokens"] = request.ends.min_tokens.into();
     }
     if seeds {
         params["sampling_seed"] = request.seed.into();
@@ -83,9 +86,9 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
 }
 
 impl Sglang {
-    pub fn new(server: Server, timeout: Duration) -> anyhow::Result<Self> {
+    pub fn new(server: Server, timeouts: Timeouts) -> anyhow::Result<Self> {
         Ok(Sglang {
-            http: Http::new(server, timeout)?,
+            http: Http::new(server, timeouts)?,
         })
     }
 
@@ -153,6 +156,11 @@ impl Sglang {
 
     /// [`Client::generate`](super::client::Client::generate).
     pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
+        if request.ends.ignore_eos && !request.ends.stop_ids.is_empty() {
+            let reason = "the engine of this model cannot ignore its own stop tokens and end at others: ask for \
+                          ignore_eos or stop_token_ids";
+            return Err(Error::Refused(reason.into()));
+        }
         let events = self.http.sample("/generate", &body(request, seeds), weights).await?;
         let reader = Reader {
             filtered: request.params.truncates(),

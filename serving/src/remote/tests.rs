@@ -12,7 +12,7 @@ mod stand;
 mod tide;
 
 pub(crate) use fake::{CONTEXT, Fake, Faults, VOCAB, version};
-pub(crate) use stand::gateway_to;
+pub(crate) use stand::{gateway_to, last, updater_of};
 
 use stand::{Stand, config, finished, next, openai, vllm};
 
@@ -181,6 +181,88 @@ async fn a_restarted_engine_gets_its_version_before_traffic() {
     // the patch starts from what it no longer holds
     assert_eq!(stand.fakes[0].updates(), ["folder"]);
     assert!(finished(&stand.ask(&version, 5).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_that_cannot_be_written_take_no_engine_out() {
+    let mut stand = Stand::new(1).await;
+    let first = stand.place(1, &[]).await;
+    let folder = std::fs::read_dir(stand.patches.path()).unwrap().next();
+    let folder = folder.unwrap().unwrap().path();
+    // as on a full disk
+    let moved = folder.with_extension("moved");
+    std::fs::rename(&folder, &moved).unwrap();
+    let (second, checkpoint) = version(2);
+    let refused = stand.updater.place(&second, &checkpoint, &BTreeSet::new()).await;
+    assert!(format!("{:#}", refused.unwrap_err()).contains("write"));
+    assert_eq!(stand.pool.state(0), State::Serving(1));
+    assert!(finished(&stand.ask(&first, 5).await));
+    std::fs::rename(&moved, &folder).unwrap();
+    stand.place(2, &[]).await;
+    assert!(finished(&stand.ask(&second, 5).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_reads_text_must_be_started_again_for_another_tokenizer() {
+    let mut stand = Stand::with(1, |fakes| Options {
+        vllm: vec![vllm(&fakes[0])],
+        reads_text: true,
+        ..Options::default()
+    })
+    .await;
+    let first = stand.place(1, &[]).await;
+    let (second, checkpoint) = version(2);
+    let mut checkpoint = Checkpoint::clone(&checkpoint);
+    checkpoint
+        .files
+        .insert("tokenizer.json".into(), b"{}".as_slice().into());
+    let second = Arc::new(LoadedVersion {
+        root: checkpoint.root(),
+        ..LoadedVersion::clone(&second)
+    });
+    let checkpoint = Arc::new(checkpoint);
+    let refused = stand.updater.place(&second, &checkpoint, &BTreeSet::new()).await;
+    let refused = format!("{:#}", refused.unwrap_err());
+    assert!(
+        refused.contains("tokenizer.json") && refused.contains("start the engine"),
+        "{refused}"
+    );
+    assert!(finished(&stand.ask(&first, 5).await));
+    // it was, and has read the new files
+    stand.fakes[0].restart();
+    while stand
+        .updater
+        .place(&second, &checkpoint, &BTreeSet::new())
+        .await
+        .is_err()
+    {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(finished(&stand.ask(&second, 5).await));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_first_token_fails_its_request_and_no_engine_that_answers() {
+    let mut stand = Stand::with(2, |fakes| Options {
+        vllm: fakes.iter().map(vllm).collect(),
+        first_token_ms: 500,
+        ..Options::default()
+    })
+    .await;
+    let version = stand.place(1, &[]).await;
+    stand.mend(&[(1, 1.0)], 1, 2).await;
+    for fake in &stand.fakes {
+        fake.set(Faults {
+            stalls_after: Some(0),
+            ..Faults::default()
+        });
+    }
+    let events = stand.ask(&version, 4).await;
+    let Some(SampleEvent::Failed(error)) = events.last() else {
+        panic!("{events:?}");
+    };
+    assert!(error.contains("first_token_ms"), "{error}");
+    assert_eq!(stand.pool.placement(|engines| engines.servers(1)), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,53 +1,77 @@
-//! Changes the version that an engine holds: drain, new weights, probe. Also gives restarted and
-//! spare engines a version, and finds out which version an engine holds that takes no weights from us
+//! Changes the version that an engine holds: new weights in files, drain, update, probe. Each change is a
+//! task of its own (`change`), so an engine that hangs delays no other. Also gives restarted and spare
+//! engines a version, and finds out which version an engine holds that takes no weights from us
 //! (`recognize`).
 
+mod change;
 mod files;
 mod recognize;
 
-use super::client::Weights;
-use super::options::{InFlight, Options};
+use super::options::Options;
 use super::placement::State;
 use super::pool::Pool;
-use super::probe::{self, Probed};
+use super::probe::Probed;
 use super::weights::{self, Source};
 use crate::engine::LoadedVersion;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
-use artifact::patch;
+use change::Change;
 use files::Files;
+use futures::FutureExt as _;
 use model::exact::{Arithmetic, ExactModel};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tokio_util::task::AbortOnDropHandle;
 
-/// How often a draining engine is looked at.
-const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// How long other engines are tried before one whose update failed.
-const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// How long an engine may take to say how long its context is.
+const CONTEXT_WAIT: Duration = Duration::from_secs(2);
+/// Engines that change at once without being urgent: each has files of its weights.
+const MENDED_MAX: usize = 2;
 
 /// What an engine holds, as far as is known.
+#[derive(Clone)]
 struct Held {
+    name: String,
     root: Digest,
     checkpoint: Arc<Checkpoint>,
     /// The requests that were routed to it hold it too.
     version: Weak<LoadedVersion>,
 }
 
+/// No engine may be given a version now.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "none of the {engines} engines is free for version {serial}, and none that takes no weights holds it: start more \
+     engines, or name fewer versions"
+)]
+pub struct NoEngine {
+    engines: usize,
+    serial: i64,
+}
+
+/// A change that goes on, and what the engine holds after it.
+struct Ongoing {
+    serial: i64,
+    task: AbortOnDropHandle<(Option<Held>, anyhow::Result<Duration>)>,
+}
+
 /// The only one that changes engines of a pool.
 pub struct Updater {
     pool: Pool,
-    options: Options,
+    options: Arc<Options>,
     arithmetic: Arithmetic,
     /// Per engine; `None`: unknown weights.
     held: Vec<Option<Held>>,
+    /// Per engine. It stays after its end until somebody has seen how it ended.
+    changing: Vec<Option<Ongoing>>,
     /// The exact model that was needed last, by serial.
     exact: Option<(i64, Option<Arc<ExactModel>>)>,
     /// Where the weights of a version are that came without them.
     source: Option<Source>,
     /// For the engines that take weights. `None`: there are none.
-    files: Option<Files>,
+    files: Option<Arc<Files>>,
     /// When each engine that takes no weights is probed next.
     probe_at: Vec<Instant>,
 }
@@ -58,11 +82,12 @@ impl Updater {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
         let files = takes_weights.then(|| Files::open(&options.patch_dir)).transpose()?;
         Ok(Updater {
-            files,
+            files: files.map(Arc::new),
             held: (0..pool.engines()).map(|_| None).collect(),
+            changing: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
             pool,
-            options,
+            options: Arc::new(options),
             arithmetic,
             exact: None,
             source: None,
@@ -81,7 +106,11 @@ impl Updater {
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
     pub async fn context(&self) -> anyhow::Result<usize> {
-        let contexts = (0..self.held.len()).map(|engine| self.pool.client(engine).context());
+        let contexts = (0..self.held.len()).map(async |engine| {
+            let context = tokio::time::timeout(CONTEXT_WAIT, self.pool.client(engine).context());
+            let url = self.pool.client(engine).url();
+            context.await.with_context(|| format!("{url} does not answer"))?
+        });
         let contexts = futures::future::join_all(contexts).await;
         let errors: Vec<String> = contexts
             .iter()
@@ -97,28 +126,58 @@ impl Updater {
         self.pool.placement(|engines| engines.servers(serial)) > 0
     }
 
-    /// Has an engine serve the version, if none does. `kept`: serials of other versions that must go on
-    /// being served. Returns how long the engine took no requests.
+    /// Whether a change to the version goes on, or nobody has seen yet how it ended.
+    pub fn gets(&self, serial: i64) -> bool {
+        self.changing.iter().flatten().any(|ongoing| ongoing.serial == serial)
+    }
+
+    /// Has an engine serve the version, if none does, and waits for it. `kept`: serials of other versions that
+    /// must go on being served. Returns how long the engine took no requests.
     pub async fn place(
         &mut self,
         version: &Arc<LoadedVersion>,
         checkpoint: &Arc<Checkpoint>,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<Duration> {
+        match self.begin(version, checkpoint, kept).await? {
+            None => Ok(Duration::ZERO),
+            Some(engine) => self.end(engine).await,
+        }
+    }
+
+    /// The same without waiting: the engine whose change goes on. `None`: an engine serves the version. A
+    /// change to a version that is not `kept` is broken off if no other engine is free. Fails with
+    /// [`NoEngine`] before anything has changed.
+    pub async fn begin(
+        &mut self,
+        version: &Arc<LoadedVersion>,
+        checkpoint: &Arc<Checkpoint>,
+        kept: &BTreeSet<i64>,
+    ) -> anyhow::Result<Option<usize>> {
+        let serial = version.serial;
         self.pool.know(weights_name(version), version);
-        if self.serves(version.serial) || self.recognize_anywhere(version, checkpoint, kept).await? {
-            return Ok(Duration::ZERO);
+        if self.pool.placement(|engines| engines.staying(serial)) > 0 {
+            return Ok(None);
+        }
+        if let Some(engine) = self.pool.placement(|engines| engines.promised_to(serial)) {
+            return Ok(Some(engine));
+        }
+        if let Some(engine) = self.pool.placement(|engines| engines.leaving(serial, kept)) {
+            self.break_off(engine).await;
+            if self.serves(serial) {
+                return Ok(None);
+            }
+        }
+        if self.recognize_anywhere(version, checkpoint, kept).await? {
+            return Ok(None);
         }
         let place = self.pool.placement(|engines| engines.place(kept, Instant::now()));
-        let engine = place.with_context(|| {
-            format!(
-                "none of the {} engines is free for version {}, and none that takes no weights holds it: start more \
-                 engines, or name fewer versions",
-                self.held.len(),
-                version.serial
-            )
+        let engine = place.ok_or(NoEngine {
+            engines: self.held.len(),
+            serial,
         })?;
-        self.change(engine, version, checkpoint).await
+        self.start(engine, version, checkpoint).await?;
+        Ok(Some(engine))
     }
 
     /// The engine that should get another version now, and its serial. `wanted`: serials and the shares
@@ -131,184 +190,141 @@ impl Updater {
             .collect();
         let now = Instant::now();
         self.pool.placement(|engines| {
-            let missing = arms.iter().find(|&&serial| engines.servers(serial) == 0);
+            let lacks = |serial| engines.servers(serial) == 0 && engines.promised_to(serial).is_none();
+            let missing = arms.iter().find(|&&serial| lacks(serial));
             let urgent = missing.and_then(|&serial| Some((engines.place(&arms, now)?, serial)));
-            urgent.or_else(|| engines.spare(wanted, now))
+            let changing = engines
+                .engines
+                .iter()
+                .filter(|engine| engine.promised.is_some())
+                .count();
+            urgent.or_else(|| engines.spare(wanted, now).filter(|_| changing < MENDED_MAX))
         })
     }
 
-    /// Gives an engine this version. After an error it has no traffic.
+    /// Gives an engine this version, and waits for it. After an error it has no traffic, unless nothing has
+    /// been changed yet.
     pub async fn change(
         &mut self,
         engine: usize,
         version: &Arc<LoadedVersion>,
         checkpoint: &Arc<Checkpoint>,
     ) -> anyhow::Result<Duration> {
-        let url = self.pool.client(engine).url().to_owned();
-        let model = self.exact_model(version.serial, checkpoint).await?;
-        let started = Instant::now();
-        if self.options.in_flight == InFlight::Drain {
-            self.drain(engine).await;
-        }
-        let drained = started.elapsed();
-        let name = weights_name(version);
-        self.pool.know(name.clone(), version);
-        self.pool.update_begins(engine, &name);
-        let held = match self.held[engine].take() {
-            Some(held) => Some(held),
-            None => self.named(engine, version, checkpoint).await,
-        };
-        let changed = self
-            .update_and_probe(engine, held, version, checkpoint, model.as_ref())
-            .await;
-        let (probed, patched) = match changed {
-            Ok(changed) => changed,
-            Err(error) => {
-                metrics::counter!("springtide_remote_changes_failed_total").increment(1);
-                self.pool.update_failed(engine);
-                self.pool.try_again_at(engine, Instant::now() + RETRY_INTERVAL);
-                self.pool.set_state(engine, State::Unproven, None);
-                return Err(error.context(format!("give the engine {url} version {}", version.serial)));
-            }
-        };
-        self.held[engine] = Some(Held {
-            root: version.root,
-            checkpoint: checkpoint.clone(),
-            version: Arc::downgrade(version),
-        });
-        self.pool.try_again_at(engine, Instant::now());
-        self.pool.set_state(engine, State::Serving(version.serial), None);
-        let away = started.elapsed();
-        tracing::info!(
-            engine = url,
-            version = version.serial,
-            root = %version.root.short(),
-            patched_weights = patched,
-            drain_ms = drained.as_secs_f64() * 1e3,
-            change_ms = (away - drained).as_secs_f64() * 1e3,
-            probed_tokens = probed.tokens,
-            largest_difference = probed.largest_difference,
-            "engine serves version"
-        );
-        metrics::histogram!("springtide_remote_change_seconds").record(away.as_secs_f64());
-        metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
-        metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
-            .set(f64::from(probed.largest_difference));
-        Ok(away)
+        self.start(engine, version, checkpoint).await?;
+        self.end(engine).await
     }
 
-    /// An engine that was updated by an earlier process may say that it holds the version. Then an empty
-    /// patch is enough: the engine refuses it if an update was broken off, and the probe follows.
-    async fn named(&self, engine: usize, version: &Arc<LoadedVersion>, checkpoint: &Arc<Checkpoint>) -> Option<Held> {
-        let name = self.pool.client(engine).weights().await.ok()??;
-        (name == weights_name(version)).then(|| Held {
-            root: version.root,
-            checkpoint: checkpoint.clone(),
-            version: Weak::new(),
-        })
-    }
-
-    /// Waits until no request needs the engine any more, or too long.
-    async fn drain(&self, engine: usize) {
-        let State::Serving(serial) = self.pool.state(engine) else {
-            return;
-        };
-        self.pool.set_state(engine, State::Draining(serial), None);
-        let started = Instant::now();
-        let limit = Duration::from_millis(self.options.drain_ms_max);
-        // besides requests, only the routes hold a version
-        let held = |held: &Held| held.version.strong_count() > 1;
-        loop {
-            let needed = self.held[engine].as_ref().is_some_and(held) && !self.serves(serial);
-            if self.pool.running(engine) == 0 && !needed {
-                return;
-            }
-            if started.elapsed() > limit {
-                let running = self.pool.running(engine);
-                tracing::warn!(
-                    engine = self.pool.client(engine).url(),
-                    running,
-                    "drained too long; cut off"
-                );
-                return;
-            }
-            tokio::time::sleep(DRAIN_CHECK_INTERVAL).await;
-        }
-    }
-
-    /// Returns the number of weights that were patched; `None`: all were loaded.
-    async fn update_and_probe(
-        &self,
+    /// Begins to give an engine this version.
+    pub async fn start(
+        &mut self,
         engine: usize,
-        held: Option<Held>,
         version: &Arc<LoadedVersion>,
         checkpoint: &Arc<Checkpoint>,
-        model: Option<&Arc<ExactModel>>,
-    ) -> anyhow::Result<(Probed, Option<u64>)> {
-        let client = self.pool.client(engine);
+    ) -> anyhow::Result<()> {
+        self.break_off(engine).await;
+        let model = self.exact_model(version.serial, checkpoint).await?;
         let name = weights_name(version);
-        let files = self.files.as_ref().context("no engine takes weights")?;
-        let files = Arc::new(files.weights_of(engine)?);
-        if let Some(held) = held {
-            let patched = async {
-                let (old, new) = (held.checkpoint.clone(), checkpoint.clone());
-                let files_of = files.clone();
-                let weights = tokio::task::spawn_blocking(move || {
-                    let patch = patch::between(&old, &new)?;
-                    files_of.write_patch(&patch.file)?;
-                    anyhow::Ok(patch.weights)
-                });
-                let weights = weights.await.context("the patch's thread")??;
-                let (from, to) = (held.root.to_string(), version.root.to_string());
-                let in_flight = self.options.in_flight;
-                client
-                    .update(Weights::Patch(&files.patch), &from, &to, &name, in_flight)
-                    .await?;
-                anyhow::Ok((self.probe(engine, version, model).await?, Some(weights)))
-            };
-            match patched.await {
-                Ok(done) => return Ok(done),
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    tracing::warn!(engine = client.url(), error, "patch failed; loading all weights");
-                    metrics::counter!("springtide_remote_patches_failed_total").increment(1);
-                    self.pool.update_failed(engine);
-                }
-            }
-        }
-        let (whole, files_of) = (checkpoint.clone(), files.clone());
-        let written = tokio::task::spawn_blocking(move || files_of.write_folder(&whole));
-        written.await.context("the writing thread")??;
-        let to = version.root.to_string();
-        // whatever still runs may have been sampled with wrong weights
-        client
-            .update(Weights::Folder(&files.folder), "", &to, &name, InFlight::Drain)
-            .await?;
-        Ok((self.probe(engine, version, model).await?, None))
+        self.pool.know(name.clone(), version);
+        let change = Change {
+            pool: self.pool.clone(),
+            options: self.options.clone(),
+            files: self.files.clone().context("no engine takes weights")?,
+            engine,
+            name,
+            version: version.clone(),
+            checkpoint: checkpoint.clone(),
+            model,
+        };
+        self.pool.promise(engine, Some(version.serial));
+        let held = self.held[engine].clone();
+        self.changing[engine] = Some(Ongoing {
+            serial: version.serial,
+            task: AbortOnDropHandle::new(tokio::spawn(change.run(held))),
+        });
+        Ok(())
     }
 
+    /// Waits for the end of an engine's change, if there is one.
+    async fn end(&mut self, engine: usize) -> anyhow::Result<Duration> {
+        let Some(ongoing) = &mut self.changing[engine] else {
+            return Ok(Duration::ZERO);
+        };
+        let ended = (&mut ongoing.task).await;
+        self.ended(engine, ended)
+    }
+
+    /// The next change that ends: its version, and how long its engine took no requests. `None`: none goes
+    /// on. Dropping the future loses nothing.
+    pub async fn next_end(&mut self) -> Option<(i64, anyhow::Result<Duration>)> {
+        let ongoing = self.changing.iter_mut().enumerate();
+        let ongoing = ongoing.filter_map(|(engine, ongoing)| {
+            let Ongoing { serial, task } = ongoing.as_mut()?;
+            Some(task.map(move |ended| (engine, *serial, ended)))
+        });
+        let ongoing: Vec<_> = ongoing.collect();
+        if ongoing.is_empty() {
+            return None;
+        }
+        let ((engine, serial, ended), ..) = futures::future::select_all(ongoing).await;
+        Some((serial, self.ended(engine, ended)))
+    }
+
+    fn ended(
+        &mut self,
+        engine: usize,
+        ended: Result<(Option<Held>, anyhow::Result<Duration>), tokio::task::JoinError>,
+    ) -> anyhow::Result<Duration> {
+        self.changing[engine] = None;
+        match ended {
+            Ok((held, result)) => {
+                self.held[engine] = held;
+                result
+            }
+            Err(error) => {
+                self.interrupted(engine);
+                Err(error).context("the change of an engine")
+            }
+        }
+    }
+
+    /// Ends a change that nobody needs any more. An engine whose weights it has not touched yet goes on.
+    async fn break_off(&mut self, engine: usize) {
+        let Some(Ongoing { serial, mut task }) = self.changing[engine].take() else {
+            return;
+        };
+        task.abort();
+        let ended = (&mut task).await;
+        if ended.is_err() {
+            let engine = self.pool.client(engine).url();
+            tracing::info!(engine, version = serial, "change broken off");
+        }
+        if let Err(error) = self.ended(engine, ended) {
+            tracing::debug!(error = format!("{error:#}"), "change ended");
+        }
+    }
+
+    /// An engine's change has ended in the middle.
+    fn interrupted(&mut self, engine: usize) {
+        match self.pool.state(engine) {
+            State::Draining(serial) => self.pool.set_state(engine, State::Serving(serial), None),
+            State::Changing => {
+                self.held[engine] = None;
+                self.pool.update_failed(engine);
+                self.pool.set_state(engine, State::Unproven, None);
+            }
+            State::Down | State::Unproven | State::Serving(_) => {}
+        }
+        self.pool.promise(engine, None);
+    }
+
+    /// Compares an engine with a version.
     async fn probe(
         &self,
         engine: usize,
         version: &Arc<LoadedVersion>,
         model: Option<&Arc<ExactModel>>,
     ) -> anyhow::Result<Probed> {
-        let client = self.pool.client(engine);
-        if model.is_none() && !client.names_weights() {
-            bail!("the engine names no weights, so without a probe nobody knows which version it holds");
-        }
-        let probed = probe::probe(client, &weights_name(version), version, model).await?;
-        let Probed { largest_difference, .. } = probed;
-        if largest_difference > self.options.probe_error_max {
-            metrics::counter!("springtide_remote_probes_failed_total").increment(1);
-            bail!(
-                "the engine's log-probabilities differ by up to {largest_difference} nats from those of version {}, and \
-                 probe_error_max is {}: it has other weights or computes differently",
-                version.serial,
-                self.options.probe_error_max
-            );
-        }
-        Ok(probed)
+        change::probe(&self.pool, &self.options, engine, version, model).await
     }
 
     /// `None`: the version goes unproved.

@@ -8,7 +8,7 @@
 use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::client::{cache_salt, parse, token};
 use super::completions;
-use super::http::{Error, Http};
+use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
 use crate::engine::SampleRequest;
 use anyhow::{Context, anyhow, ensure};
@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 const GENERATE: &str = "/inference/v1/generate";
 
@@ -47,6 +46,8 @@ struct SamplingParams {
     seed: Option<u64>,
     logprobs: usize,
     stop_token_ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_tokens: Option<usize>,
     /// Our stop ids are complete; vLLM's own would come on top of them.
     ignore_eos: bool,
     detokenize: bool,
@@ -84,7 +85,8 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
             .map(|constraint| json!({"json": &*constraint.schema})),
         seed: seeds.then_some(request.seed),
         logprobs: request.top_logprobs,
-        stop_token_ids: request.version.stop_ids.clone(),
+        stop_token_ids: request.stop_ids(),
+        min_tokens: Some(request.ends.min_tokens).filter(|&min| min > 0),
         ignore_eos: true,
         detokenize: false,
     };
@@ -97,9 +99,9 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
 }
 
 impl Vllm {
-    pub fn new(server: Server, timeout: Duration, in_flight: InFlight) -> anyhow::Result<Self> {
+    pub fn new(server: Server, timeouts: Timeouts, in_flight: InFlight) -> anyhow::Result<Self> {
         Ok(Vllm {
-            http: Http::new(server, timeout)?,
+            http: Http::new(server, timeouts)?,
             in_flight,
             route: Mutex::new(None),
         })

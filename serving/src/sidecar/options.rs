@@ -145,6 +145,7 @@ impl Options {
             drain_ms_max: self.drain_ms_max,
             timeout_ms: self.timeout_ms,
             in_flight: self.in_flight,
+            reads_text: true,
             ..remote::Options::default()
         })
     }

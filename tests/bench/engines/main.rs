@@ -303,6 +303,8 @@ async fn ask(
         seed: 0,
         suppressed: None,
         constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
         top_logprobs: 0,
         caller: Caller::new("bench", None),
         class: TrafficClass::Production,

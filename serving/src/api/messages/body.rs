@@ -332,8 +332,14 @@ mod tests {
     #[test]
     fn sessions_of_one_device_are_of_one_user() {
         let user = |id: &str| chat(json!({"metadata": {"user_id": id}})).unwrap().common.user.unwrap();
-        assert_eq!(user("user_1f_account_2e_session_a"), user("user_1f_account_2e_session_b"));
-        assert_ne!(user("user_1f_account_2e_session_a"), user("user_1f_account_3e_session_a"));
+        assert_eq!(
+            user("user_1f_account_2e_session_a"),
+            user("user_1f_account_2e_session_b")
+        );
+        assert_ne!(
+            user("user_1f_account_2e_session_a"),
+            user("user_1f_account_3e_session_a")
+        );
         assert_eq!(
             user(r#"{"device_id": "d", "session_id": "a"}"#),
             user(r#"{"device_id": "d", "session_id": "b"}"#)

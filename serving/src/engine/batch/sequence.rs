@@ -16,6 +16,9 @@ pub struct Sequence {
     history: sampling::PreviousTokens,
     /// The experts of tokens that were read since the last sampled token.
     routing: Routing,
+    /// The prompt's tokens after the first, if their log-probabilities are wanted.
+    scored: Vec<Token>,
+    stop_ids: Vec<u32>,
     /// How many of `ids` have been read, once or more often: a paused sequence reads them again.
     read: usize,
 }
@@ -30,6 +33,8 @@ impl Sequence {
                 false => sampling::PreviousTokens::default(),
             },
             routing: Routing::default(),
+            scored: Vec::new(),
+            stop_ids: request.stop_ids(),
             read: 0,
             request,
         }
@@ -43,6 +48,11 @@ impl Sequence {
     /// How many of the tokens `from..to` were read before, in a slot that was lost.
     pub fn again(&self, from: usize, to: usize) -> usize {
         self.read.saturating_sub(from).min(to - from)
+    }
+
+    /// Whether it needs the logits after every token that it reads.
+    pub fn scores_prompt(&self) -> bool {
+        self.request.score_prompt.is_some() && self.scored.len() + 1 < self.request.prompt.len()
     }
 
     pub fn is_background(&self) -> bool {
@@ -69,7 +79,25 @@ impl Sequence {
             return false;
         }
         self.read = self.read.max(to);
-        to < self.ids.len() || self.sample(step.logits)
+        if to < self.ids.len() {
+            if self.scores_prompt() && to == self.scored.len() + 1 {
+                self.score(self.ids[to], &step.logits);
+            }
+            return true;
+        }
+        self.sample(step.logits)
+    }
+
+    /// Log-probabilities of a prompt are those of the model itself, as vLLM's are.
+    fn score(&mut self, id: u32, logits: &[f32]) {
+        let top = sampling::top_logprobs(logits, self.request.score_prompt.unwrap_or(0));
+        self.scored.push(Token {
+            id,
+            logprob: sampling::log_prob(logits, 1.0, id),
+            candidates: None,
+            routing: Routing::default(),
+            top,
+        });
     }
 
     /// Samples from the logits and sends the token; false when the sequence has ended.
@@ -82,6 +110,9 @@ impl Sequence {
         if self.ids.len() == request.prompt.len() {
             let waited = request.submitted.elapsed();
             metrics::histogram!("springtide_time_to_first_token_seconds").record(waited.as_secs_f64());
+        }
+        if self.sampled() < request.ends.min_tokens {
+            self.stop_ids.iter().for_each(|&id| sampling::suppress(&mut logits, id));
         }
         if let Some(id) = request.suppressed {
             sampling::suppress(&mut logits, id);
@@ -111,9 +142,14 @@ impl Sequence {
             routing: std::mem::take(&mut self.routing),
             top,
         };
+        if self.request.score_prompt.is_some() && self.sampled() == 1 {
+            let scored = std::mem::take(&mut self.scored);
+            self.send(SampleEvent::Prompt(scored));
+            self.request.score_prompt = None;
+        }
         let received = self.send(SampleEvent::Token(token));
         let request = &self.request;
-        let finish = if request.version.stop_ids.contains(&drawn.id) {
+        let finish = if self.stop_ids.contains(&drawn.id) {
             Finish::Stop(drawn.id)
         } else if self.ids.len() >= request.prompt.len() + request.max_tokens {
             Finish::Length

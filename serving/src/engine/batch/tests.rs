@@ -122,6 +122,8 @@ fn request(
         seed: u64::from(prompt[0]),
         suppressed: None,
         constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
         top_logprobs: 0,
         caller: Caller::new(tenant, None),
         class,

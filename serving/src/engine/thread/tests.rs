@@ -129,6 +129,8 @@ fn request(
         seed: 1,
         suppressed: None,
         constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
         top_logprobs: 0,
         caller: Caller::new("default", None),
         class: TrafficClass::Production,

@@ -107,6 +107,20 @@ async fn the_link_moves_only_after_the_command_has_succeeded() {
 }
 
 #[tokio::test]
+async fn versions_whose_commands_fail_do_not_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    folders(dir.path(), None).put_in_force(&version(1), None).await.unwrap();
+    let fails = folders(dir.path(), Some("exit 1"));
+    for serial in 2..6 {
+        fails.put_in_force(&version(serial), None).await.unwrap_err();
+    }
+    let mut found = names(&fails.dir).unwrap();
+    found.retain(|name| name.starts_with('v'));
+    found.sort();
+    assert_eq!(found, [1, 5].map(|serial| name_of(serial, version(serial).root)));
+}
+
+#[tokio::test]
 async fn the_command_runs_for_the_version_of_the_link_after_another_one_was_tried() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"echo "$SPRINGTIDE_VERSION" >> "$SPRINGTIDE_FOLDER/../../ran"; test "$SPRINGTIDE_VERSION" != 2"#;

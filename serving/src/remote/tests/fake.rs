@@ -25,6 +25,10 @@ pub(crate) struct Faults {
     pub(crate) silent: bool,
     /// Every request to sample gets 503.
     pub(crate) refuses: bool,
+    /// Every request gets 503.
+    pub(crate) dead: bool,
+    /// A command to pause is never answered.
+    pub(crate) hangs: bool,
     /// Answers say that other weights sampled the tokens from this one on.
     pub(crate) crosses_at: Option<usize>,
 }
@@ -113,6 +117,7 @@ impl Fake {
             .route("/resume", post(done))
             .route("/inference/v1/generate", post(generate))
             .route("/v1/completions", post(complete))
+            .layer(axum::middleware::from_fn_with_state(self.clone(), dead))
             .with_state(self.clone())
     }
 
@@ -137,8 +142,18 @@ impl Fake {
     }
 }
 
+async fn dead(Extract(fake): Extract<Fake>, request: axum::extract::Request, next: axum::middleware::Next) -> Response {
+    if fake.held().faults.dead {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    next.run(request).await
+}
+
 async fn pause(Extract(fake): Extract<Fake>, uri: axum::http::Uri) -> Json<Value> {
     fake.held().pauses.push(uri.query().unwrap_or_default().into());
+    while fake.held().faults.hangs {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     Json(json!({}))
 }
 

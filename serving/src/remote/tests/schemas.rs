@@ -53,6 +53,8 @@ async fn an_answer_that_is_not_of_its_schema_fails_and_its_engine_goes_on() {
             seed: 0,
             suppressed: None,
             constraint: Some(constraint),
+            ends: Default::default(),
+            score_prompt: None,
             top_logprobs: 0,
             caller: Caller::new("default", None),
             class: TrafficClass::Production,

@@ -20,6 +20,20 @@ pub(crate) fn gateway_to(engine: &Fake, unproved_error_max: Option<f32>) -> (tok
     (stop.drop_guard(), updater)
 }
 
+/// The pool and the updater of engines that take weights. They are watched until the guard is dropped.
+pub(crate) fn updater_of(engines: &[Fake], patch_dir: &Path) -> (tokio_util::sync::DropGuard, Pool, Updater) {
+    let options = Options {
+        vllm: engines.iter().map(vllm).collect(),
+        patch_dir: patch_dir.into(),
+        ..Options::default()
+    };
+    let pool = Pool::new(&options, 4, config(64)).unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(pool.clone().watch(stop.clone()));
+    let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
+    (stop.drop_guard(), pool, updater)
+}
+
 /// A pool over some engines, watched, and its updater.
 pub(super) struct Stand {
     pub(super) fakes: Vec<Fake>,
@@ -141,22 +155,7 @@ impl Stand {
         session: Option<Uuid>,
         events: mpsc::Sender<SampleEvent>,
     ) -> SampleRequest {
-        SampleRequest {
-            version: version.clone(),
-            prompt: Arc::new([1, 2, 3]),
-            max_tokens,
-            params: Params::default(),
-            seed: 0,
-            suppressed: None,
-            constraint: None,
-            top_logprobs: 0,
-            caller: Caller::new("default", None),
-            class: TrafficClass::Production,
-            priority: 0,
-            session,
-            events,
-            submitted: Instant::now(),
-        }
+        request(version.clone(), max_tokens, session, events)
     }
 }
 
@@ -172,6 +171,43 @@ pub(super) fn openai(fake: &Fake, alias: Option<&str>) -> OpenAiServer {
         url: fake.url.clone(),
         alias: alias.map(str::to_owned),
         ..OpenAiServer::default()
+    }
+}
+
+/// The last event of a request for a few tokens.
+pub(crate) async fn last(pool: &Pool, version: Arc<LoadedVersion>) -> Option<SampleEvent> {
+    let (sender, mut events) = mpsc::channel(events_max(4));
+    pool.submit(vec![request(version, 4, None, sender)]).unwrap();
+    let mut last = None;
+    while let Some(event) = events.recv().await {
+        last = Some(event);
+    }
+    last
+}
+
+fn request(
+    version: Arc<LoadedVersion>,
+    max_tokens: usize,
+    session: Option<Uuid>,
+    events: mpsc::Sender<SampleEvent>,
+) -> SampleRequest {
+    SampleRequest {
+        version,
+        prompt: Arc::new([1, 2, 3]),
+        max_tokens,
+        params: Params::default(),
+        seed: 0,
+        suppressed: None,
+        constraint: None,
+        ends: Default::default(),
+        score_prompt: None,
+        top_logprobs: 0,
+        caller: Caller::new("default", None),
+        class: TrafficClass::Production,
+        priority: 0,
+        session,
+        events,
+        submitted: Instant::now(),
     }
 }
 

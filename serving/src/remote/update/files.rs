@@ -4,8 +4,8 @@
 //! PATCH_DIR/                  0750, ours alone to write
 //! PATCH_DIR/weights-<random>/ 0750, of one process; removed when it ends
 //!   lock                      held by that process: free if it was killed
-//!   0.safetensors             0640, a patch for engine 0
-//!   0.folder/                 all weights for engine 0
+//!   0-7.safetensors           0640, a patch for engine 0
+//!   0-7.folder/               all weights for engine 0
 //! ```
 //!
 //! The default `PATCH_DIR` is in `/dev/shm`, where every user of the machine may create names. So a
@@ -20,6 +20,7 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 /// Begins the names of the folders of processes. Nothing else is ever removed.
@@ -32,6 +33,8 @@ const FILE_MODE: u32 = 0o640;
 pub struct Files {
     dir: PathBuf,
     _lock: Flock<File>,
+    /// Places so far. Each is another one: a change that was broken off may still write to its own.
+    places: AtomicU64,
 }
 
 impl Files {
@@ -47,19 +50,20 @@ impl Files {
         sweep(patch_dir);
         let dir = patch_dir.join(format!("{PREFIX}{}", Uuid::new_v4().simple()));
         let lock = lock_new(&dir).with_context(|| format!("create {}", dir.display()))?;
-        Ok(Files { dir, _lock: lock })
+        Ok(Files {
+            dir,
+            _lock: lock,
+            places: AtomicU64::new(0),
+        })
     }
 
-    /// The place of an engine's weights. What was there is removed.
-    pub fn weights_of(&self, engine: usize) -> anyhow::Result<WeightFiles> {
-        let files = WeightFiles {
-            patch: self.dir.join(format!("{engine}.safetensors")),
-            folder: self.dir.join(format!("{engine}.folder")),
-        };
-        files
-            .remove()
-            .with_context(|| format!("clear {}", self.dir.display()))?;
-        Ok(files)
+    /// A new place for an engine's weights.
+    pub fn weights_of(&self, engine: usize) -> WeightFiles {
+        let place = self.places.fetch_add(1, Ordering::Relaxed);
+        WeightFiles {
+            patch: self.dir.join(format!("{engine}-{place}.safetensors")),
+            folder: self.dir.join(format!("{engine}-{place}.folder")),
+        }
     }
 }
 

@@ -59,7 +59,7 @@ fn the_group_may_read_weights_and_nobody_else_and_no_link_is_followed() {
     let dir = tempfile::tempdir().unwrap();
     let files = Files::open(&dir.path().join("patches")).unwrap();
     assert_eq!(mode(&files.dir), 0o750);
-    let weights = files.weights_of(0).unwrap();
+    let weights = files.weights_of(0);
     let elsewhere = dir.path().join("elsewhere");
     symlink(&elsewhere, &weights.patch).unwrap();
     assert!(weights.write_patch(b"weights").is_err() && !elsewhere.exists());
@@ -80,7 +80,7 @@ fn what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let patches = dir.path().join("patches");
     let living = Files::open(&patches).unwrap();
-    let of_living = living.weights_of(0).unwrap();
+    let of_living = living.weights_of(0);
     of_living.write_patch(b"weights").unwrap();
     // a second one with the same process id, as in another container
     let beside = Files::open(&patches).unwrap();

@@ -1,0 +1,275 @@
+//! One change of an engine's version: files, drain, update, probe.
+
+use super::files::{Files, WeightFiles};
+use super::{Held, weights_name};
+use crate::engine::LoadedVersion;
+use crate::remote::client::Weights;
+use crate::remote::options::{InFlight, Options};
+use crate::remote::placement::State;
+use crate::remote::pool::Pool;
+use crate::remote::probe::{self, Probed};
+use anyhow::{Context, bail, ensure};
+use artifact::checkpoint::Checkpoint;
+use artifact::patch;
+use model::exact::ExactModel;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a draining engine is looked at.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// How many times the longest wait for a token a probe may take.
+const PROBE_TIMEOUTS: u32 = 2;
+/// How long other engines are tried before one whose update failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// An engine that gets a version.
+pub(super) struct Change {
+    pub pool: Pool,
+    pub options: Arc<Options>,
+    pub files: Arc<Files>,
+    pub engine: usize,
+    /// Of the new weights.
+    pub name: String,
+    pub version: Arc<LoadedVersion>,
+    pub checkpoint: Arc<Checkpoint>,
+    pub model: Option<Arc<ExactModel>>,
+}
+
+/// Files of new weights.
+struct Prepared {
+    files: Arc<WeightFiles>,
+    /// The content hash from which the patch starts, and how many weights it changes. `None`: the files are
+    /// of all weights.
+    patch: Option<(String, u64)>,
+}
+
+impl Change {
+    /// Returns what the engine holds then, and how long it took no requests. After an error it has no
+    /// traffic, unless the new weights never reached it.
+    pub async fn run(self, held: Option<Held>) -> (Option<Held>, anyhow::Result<Duration>) {
+        let (held, result) = self.change(held).await;
+        let again = match &result {
+            Ok(_) => Instant::now(),
+            Err(_) => {
+                metrics::counter!("springtide_remote_changes_failed_total").increment(1);
+                Instant::now() + RETRY_INTERVAL
+            }
+        };
+        self.pool.try_again_at(self.engine, again);
+        self.pool.promise(self.engine, None);
+        let url = self.pool.client(self.engine).url();
+        let serial = self.version.serial;
+        (
+            held,
+            result.with_context(|| format!("give the engine {url} version {serial}")),
+        )
+    }
+
+    async fn change(&self, held: Option<Held>) -> (Option<Held>, anyhow::Result<Duration>) {
+        // whatever fails here leaves the engine to its requests
+        let prepared = match self.prepare(held.as_ref()).await {
+            Ok(prepared) => prepared,
+            Err(error) => return (held, Err(error)),
+        };
+        let started = Instant::now();
+        if self.options.in_flight == InFlight::Drain {
+            self.drain(held.as_ref()).await;
+        }
+        let drained = started.elapsed();
+        self.pool.update_begins(self.engine, &self.name);
+        let (probed, patched) = match self.update(prepared).await {
+            Ok(done) => done,
+            Err(error) => {
+                self.pool.update_failed(self.engine);
+                self.pool.set_state(self.engine, State::Unproven, None);
+                return (None, Err(error));
+            }
+        };
+        self.pool
+            .set_state(self.engine, State::Serving(self.version.serial), None);
+        let (away, url) = (started.elapsed(), self.pool.client(self.engine).url().to_owned());
+        tracing::info!(
+            engine = url,
+            version = self.version.serial,
+            root = %self.version.root.short(),
+            patched_weights = patched,
+            drain_ms = drained.as_secs_f64() * 1e3,
+            change_ms = (away - drained).as_secs_f64() * 1e3,
+            probed_tokens = probed.tokens,
+            largest_difference = probed.largest_difference,
+            "engine serves version"
+        );
+        metrics::histogram!("springtide_remote_change_seconds").record(away.as_secs_f64());
+        metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
+        metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
+            .set(f64::from(probed.largest_difference));
+        let version = Arc::downgrade(&self.version);
+        (Some(self.held(version)), Ok(away))
+    }
+
+    fn held(&self, version: Weak<LoadedVersion>) -> Held {
+        Held {
+            name: self.name.clone(),
+            root: self.version.root,
+            checkpoint: self.checkpoint.clone(),
+            version,
+        }
+    }
+
+    /// Writes the files through which the engine reads the new weights, while it still answers.
+    async fn prepare(&self, held: Option<&Held>) -> anyhow::Result<Prepared> {
+        let named = match held {
+            Some(_) => None,
+            None => self.named().await,
+        };
+        let held = held.or(named.as_ref());
+        if let Some(held) = held.filter(|_| self.options.reads_text) {
+            self.check_text(held).await?;
+        }
+        let files = Arc::new(self.files.weights_of(self.engine));
+        let old = held.map(|held| (held.checkpoint.clone(), held.root.to_string()));
+        let new = self.checkpoint.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let patch = old.and_then(|(old, from)| match patch::between(&old, &new) {
+                Ok(patch) => Some((patch, from)),
+                Err(error) => {
+                    tracing::info!(%error, "no patch; all weights are loaded");
+                    None
+                }
+            });
+            let patch = match patch {
+                Some((patch, from)) => {
+                    files.write_patch(&patch.file)?;
+                    Some((from, patch.weights))
+                }
+                None => {
+                    files.write_folder(&new)?;
+                    None
+                }
+            };
+            Ok(Prepared { files, patch })
+        });
+        written.await.context("the writing thread")?
+    }
+
+    /// An engine that reads text itself has read its tokenizer, templates and end tokens when it started.
+    async fn check_text(&self, held: &Held) -> anyhow::Result<()> {
+        let (old, new) = (&held.checkpoint.files, &self.checkpoint.files);
+        let names = old.keys().chain(new.keys());
+        let Some(name) = names.into_iter().find(|&name| old.get(name) != new.get(name)) else {
+            return Ok(());
+        };
+        // one that was started again has read others
+        let holds = self
+            .pool
+            .client(self.engine)
+            .weights()
+            .await
+            .context("ask what it holds")?;
+        ensure!(
+            holds.as_ref() != Some(&held.name),
+            "version {} has another {name} than the engine was started with, which no update can replace: start the \
+             engine again with the files of version {}",
+            self.version.serial,
+            self.version.serial
+        );
+        Ok(())
+    }
+
+    /// An engine that was updated by an earlier process may say that it holds the version. Then an empty
+    /// patch is enough: the engine refuses it if an update was broken off, and the probe follows.
+    async fn named(&self) -> Option<Held> {
+        let name = self.pool.client(self.engine).weights().await.ok()??;
+        (name == self.name).then(|| self.held(Weak::new()))
+    }
+
+    /// Waits until no request needs the engine any more, or too long. `held`: what it holds.
+    async fn drain(&self, held: Option<&Held>) {
+        let State::Serving(serial) = self.pool.state(self.engine) else {
+            return;
+        };
+        self.pool.set_state(self.engine, State::Draining(serial), None);
+        let started = Instant::now();
+        let limit = Duration::from_millis(self.options.drain_ms_max);
+        // besides requests, only the routes hold a version
+        let has_requests = |held: &Held| held.version.strong_count() > 1;
+        loop {
+            let needed = held.is_some_and(has_requests) && self.pool.placement(|engines| engines.servers(serial)) == 0;
+            let running = self.pool.running(self.engine);
+            if running == 0 && !needed {
+                return;
+            }
+            if started.elapsed() > limit {
+                let engine = self.pool.client(self.engine).url();
+                tracing::warn!(engine, running, "drained too long; cut off");
+                return;
+            }
+            tokio::time::sleep(DRAIN_CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Returns the number of weights that were patched; `None`: all were loaded.
+    async fn update(&self, Prepared { files, patch }: Prepared) -> anyhow::Result<(Probed, Option<u64>)> {
+        let client = self.pool.client(self.engine);
+        let to = self.version.root.to_string();
+        if let Some((from, weights)) = patch {
+            let patched = async {
+                let patch = Weights::Patch(&files.patch);
+                client
+                    .update(patch, &from, &to, &self.name, self.options.in_flight)
+                    .await?;
+                self.probe().await
+            };
+            match patched.await {
+                Ok(probed) => return Ok((probed, Some(weights))),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(engine = client.url(), error, "patch failed; loading all weights");
+                    metrics::counter!("springtide_remote_patches_failed_total").increment(1);
+                    self.pool.update_failed(self.engine);
+                }
+            }
+            let (whole, files) = (self.checkpoint.clone(), files.clone());
+            let written = tokio::task::spawn_blocking(move || files.write_folder(&whole));
+            written.await.context("the writing thread")??;
+        }
+        // whatever still runs may have been sampled with wrong weights
+        client
+            .update(Weights::Folder(&files.folder), "", &to, &self.name, InFlight::Drain)
+            .await?;
+        Ok((self.probe().await?, None))
+    }
+
+    async fn probe(&self) -> anyhow::Result<Probed> {
+        let model = self.model.as_ref();
+        probe(&self.pool, &self.options, self.engine, &self.version, model).await
+    }
+}
+
+/// Compares an engine with a version.
+pub(super) async fn probe(
+    pool: &Pool,
+    options: &Options,
+    engine: usize,
+    version: &Arc<LoadedVersion>,
+    model: Option<&Arc<ExactModel>>,
+) -> anyhow::Result<Probed> {
+    let client = pool.client(engine);
+    if model.is_none() && !client.names_weights() {
+        bail!("the engine names no weights, so without a probe nobody knows which version it holds");
+    }
+    let limit = Duration::from_millis(options.timeout_ms).saturating_mul(PROBE_TIMEOUTS);
+    let probed = tokio::time::timeout(limit, probe::probe(client, &weights_name(version), version, model)).await;
+    let probed = probed.context("the engine took too long for its probe")??;
+    let Probed { largest_difference, .. } = probed;
+    if largest_difference > options.probe_error_max {
+        metrics::counter!("springtide_remote_probes_failed_total").increment(1);
+        bail!(
+            "the engine's log-probabilities differ by up to {largest_difference} nats from those of version {}, and \
+             probe_error_max is {}: it has other weights or computes differently",
+            version.serial,
+            options.probe_error_max
+        );
+    }
+    Ok(probed)
+}
