@@ -311,7 +311,7 @@ async fn remove_partition(pool: &PgPool, partition: i32) {
 
 /// Announces that a transaction stores something about this id.
 async fn announce(connection: &mut PgConnection, id: Uuid) {
-    sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext($1::uuid::text) & 4095)")
+    sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext('default' || $1::uuid) & 4095)")
         .bind(id)
         .execute(connection)
         .await
@@ -322,7 +322,7 @@ async fn announce(connection: &mut PgConnection, id: Uuid) {
 async fn ids_with_own_locks<const N: usize>(pool: &PgPool) -> [Uuid; N] {
     loop {
         let ids = [(); N].map(|()| Uuid::now_v7());
-        let locks = "select count(distinct hashtext(id::text) & 4095) from unnest($1::uuid[]) id";
+        let locks = "select count(distinct hashtext('default' || id) & 4095) from unnest($1::uuid[]) id";
         let locks: i64 = sqlx::query_scalar(locks).bind(&ids[..]).fetch_one(pool).await.unwrap();
         if locks == N as i64 {
             return ids;
