@@ -308,6 +308,7 @@ async fn the_buttons_are_those_that_the_states_of_a_canary_allow() {
 
 /// Answers of champion now and an hour ago: twenty users each, of both tenants; one that was forced.
 const ANSWERS: &str = "
+    update generation set proven = false where arm like 'arm-of-%';
     insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose,
                             surface, episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs,
                             temperature, top_p, finish_reason, declined, sampled_at, proven, decline_suppressed,

@@ -217,7 +217,7 @@ async fn a_better_version_gets_more_users_step_by_step_and_becomes_champion() {
         canary["step"], 1,
         "sixty users do not show that a version is at most 0.02 worse: {canary}"
     );
-    world.answers("canary", 2, 60, 1.0, 0.2).await;
+    world.answers("canary", 2, 60, 0.8, 0.2).await;
     let canary = world.settled(&id).await;
     assert_eq!(
         (&canary["state"], canary["step"].as_i64()),
