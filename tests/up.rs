@@ -317,7 +317,7 @@ async fn a_short_demo_writes_its_report_and_stops_the_stack() {
     let args = [&["up", "--demo", "--once", "--"][..], &replay].concat();
     let mut command = place.command(&args);
     // as in demo/completion.toml
-    let surface = "[{name = 'completion', horizon_seconds = 3.0, decline = 0.0}]";
+    let surface = r#"[{name="completion", horizon_seconds=3.0, decline=0.0}]"#;
     command.env("SPRINGTIDE__INGEST__SURFACE", surface);
     let mut supervisor = place.start_command(command);
     let ended = eventually("the demo ends", START * 2, async || {
