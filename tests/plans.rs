@@ -128,6 +128,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         .unwrap();
     let names: Vec<String> = ids.iter().map(Uuid::to_string).collect();
     let sources = vec!["springtide/serve/replica-1".to_owned(); ids.len()];
+    let kinds = vec!["generation".to_owned(); ids.len()];
     let none: Vec<Uuid> = Vec::new();
     let no_names: Vec<String> = Vec::new();
     let arms = vec!["champion".to_owned(), "learner".to_owned()];
@@ -285,7 +286,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "demo",
         5000_i64
     );
-    ask!("closer: what is due", "../ingest/src/close/due.sql", now, 500_i64);
+    ask!(
+        "closer: what is due",
+        "../ingest/src/close/due.sql",
+        now,
+        500_i64,
+        time::OffsetDateTime::UNIX_EPOCH,
+        Uuid::nil()
+    );
     let episodes: Vec<Uuid> = sqlx::query_scalar("select episode_id from open_episode limit 100")
         .fetch_all(pool)
         .await
@@ -297,7 +305,9 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "closer: what episodes are due",
         "../ingest/src/close/episodes/due.sql",
         now,
-        100_i64
+        100_i64,
+        time::OffsetDateTime::UNIX_EPOCH,
+        Uuid::nil()
     );
     ask!(
         "closer: their turns",
@@ -472,7 +482,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../ingest/src/entry/api/known.sql",
         vec!["default".to_owned(); names.len()],
         sources,
-        names
+        names,
+        kinds
     );
     ask!(
         "api: dry run",
@@ -485,27 +496,40 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "sink: close early",
         "../ingest/src/rows/join/close_early.sql",
         ids,
+        vec!["default".to_owned(); ids.len()],
         ids,
         vec!["completion".to_owned()],
-        vec!["accept".to_owned()]
+        vec!["accept".to_owned()],
+        1000_i64
     );
     ask!(
         "sink: close ended",
         "../ingest/src/rows/join/close_ended.sql",
         ids,
+        vec!["default".to_owned(); ids.len()],
         ids,
         vec!["completion".to_owned()]
     );
     ask!(
         "sink: hold retracted",
         "../ingest/src/rows/join/hold_retracted.sql",
+        vec!["default".to_owned(); ids.len()],
+        ids
+    );
+    ask!(
+        "sink: late retractions",
+        "../ingest/src/rows/join/late_retractions.sql",
+        ids,
         ids
     );
     ask!(
         "sink: hold episodes",
         "../ingest/src/rows/join/hold_episodes.sql",
+        tenants,
         episodes,
+        tenants,
         episodes,
+        vec!["default".to_owned(); ids.len()],
         ids,
         now,
         vec!["session".to_owned()]
@@ -518,7 +542,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         vec!["session".to_owned()],
         vec!["session".to_owned()],
         vec!["accept".to_owned()],
-        1.0_f64
+        1.0_f64,
+        1000_i64
     );
     let process = Uuid::now_v7();
     let (hot, unasked) = (vec![0_u8], vec![2_u8]);
@@ -662,7 +687,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         "../ingest/src/rows/insert/older_keys.sql",
         vec!["default".to_owned(); names.len()],
         sources,
-        names
+        names,
+        kinds
     );
     ask!("trainer: rows of a dataset", "../trainer/src/dataset/rows.sql", ids);
     let members = "select generation_ids, tenant_id, consents from dataset_members('demo', $1, true)";

@@ -61,8 +61,8 @@ const EVENTS: &[&str] = &[
      select overlay(nth(n)::text placing '9' from 20)::uuid, 'default', nth(n), 'accept', n % 3 > 0,
             at(n) + interval '1 second', at(n) + interval '1 second'
      from generate_series(1::bigint, {rows}) n where n % 5 < 3",
-    "insert into event_key (tenant_id, source, event_id, digest, received_at)
-     select 'default', 'springtide/serve/replica-1', nth(n)::text, decode(repeat('00', 32), 'hex'), at(n)
+    "insert into event_key (tenant_id, source, event_id, kind, digest, received_at)
+     select 'default', 'springtide/serve/replica-1', nth(n)::text, 'generation', decode(repeat('00', 32), 'hex'), at(n)
      from generate_series(1::bigint, {rows}) n",
 ];
 
