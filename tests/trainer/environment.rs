@@ -9,14 +9,18 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post as on_post;
 use axum::{Json, Router};
+use ingest::event::{Feedback, Target, Value as FeedbackValue};
+use ingest::log::Producer;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use time::OffsetDateTime;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 const SOON: Duration = Duration::from_secs(90);
 const GROUP: i64 = 6;
@@ -80,11 +84,10 @@ async fn labeled_turn(lease: &Value, prompt: &str, metadata: Value) -> String {
 }
 
 pub async fn end(control: &str, lease: &Value, how: &str, body: &Value) -> (u16, Value) {
-    post(
-        format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap()),
-        body,
-    )
-    .await
+    let mut body = body.clone();
+    body["secret"] = lease["secret"].clone();
+    let url = format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap());
+    post(url, &body).await
 }
 
 /// Two turns, then the share of `a` to `m` among their letters.
@@ -186,6 +189,106 @@ async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
     ingest.await.unwrap().unwrap();
 }
 
+/// The agent knows its lease's id, its key and its answers, and says that all of them are perfect.
+#[tokio::test(flavor = "multi_thread")]
+async fn rewards_that_an_agent_posts_count_for_nothing() {
+    let world = World::start("own_rewards").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let producer = Producer::new(&world.stack.kafka).unwrap();
+    let (run, _) = create(&control, &request(1, 600)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let (mut sum, mut made) = (0.0, 0.0);
+    loop {
+        let lease = match lease(&run).await {
+            Leased::One(lease) => lease,
+            Leased::Nothing => continue,
+            Leased::Ended => break,
+        };
+        let secret = lease["secret"].as_str().unwrap();
+        assert!(!lease["base_url"].as_str().unwrap().contains(secret));
+        let said = turn(&lease, lease["task"]["prompt"].as_str().unwrap()).await;
+        for how in ["reward", "renew", "fail"] {
+            let url = format!("{control}/v1/leases/{}/{how}", lease["id"].as_str().unwrap());
+            let mut body = json!({"secret": "guessed"});
+            if how == "reward" {
+                body["reward"] = json!(1.0);
+            }
+            let (status, refused) = post(url, &body).await;
+            assert_eq!(status, 403, "{how}: {refused}");
+        }
+        let perfect = Feedback {
+            id: Uuid::now_v7(),
+            target: Target::Episode(lease["id"].as_str().unwrap().parse().unwrap()),
+            metric_name: "reward".into(),
+            value: FeedbackValue::Float(1.0),
+            tags: BTreeMap::new(),
+        };
+        let event = perfect.into_event("default", "an agent", OffsetDateTime::now_utc());
+        producer.send_event(&event).await.unwrap();
+        sum += reward(&control, &lease, &said).await;
+        made += 1.0;
+    }
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+    let learned = world.metrics(1).await["reward_mean"].as_f64().unwrap();
+    assert!(
+        (learned - sum / made).abs() < 1e-9 && learned < 1.0,
+        "{learned}, not {}",
+        sum / made
+    );
+    let events = get(format!("{run}/events")).await;
+    assert!(
+        events.to_string().contains("somebody else than the harness"),
+        "{events}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reward_out_of_bounds_leaves_out_its_group() {
+    let world = World::start("group_bounds").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let (run, _) = create(&control, &request(1, 600)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let mut was_out = false;
+    loop {
+        let lease = match lease(&run).await {
+            Leased::One(lease) => lease,
+            Leased::Nothing => continue,
+            Leased::Ended => break,
+        };
+        let said = turn(&lease, lease["task"]["prompt"].as_str().unwrap()).await;
+        if lease["task"]["id"] == "one" && !was_out {
+            was_out = true;
+            let (status, _) = end(&control, &lease, "reward", &json!({"reward": 2.0})).await;
+            assert_eq!(status, 200);
+        } else {
+            reward(&control, &lease, &said).await;
+        }
+    }
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+    assert_eq!(
+        world.metrics(1).await["notes"]["trajectories"],
+        GROUP,
+        "only those of the other task"
+    );
+    assert_eq!(world.ledger("trained").await, GROUP);
+}
+
 /// A context that ends with a summary, and one that begins with it. Every second rollout's summary is
 /// masked.
 #[tokio::test(flavor = "multi_thread")]
@@ -271,10 +374,15 @@ async fn a_harness_that_dies_or_fails_costs_no_group_and_a_killed_trainer_nothin
     };
     let (silent, broken, slow, good) = (take().await, take().await, take().await, take().await);
     turn(&silent, "one").await;
+    turn(&slow, "one").await;
     let (status, failed) = end(&control, &broken, "fail", &json!({"reason": "no tool"})).await;
     assert_eq!((status, failed["code"].as_str()), (200, Some("harness_failed")));
-    let (status, _) = end(&control, &slow, "fail", &json!({"timed_out": true})).await;
-    assert_eq!(status, 200);
+    let (status, slow) = end(&control, &slow, "fail", &json!({"timed_out": true})).await;
+    assert_eq!(
+        (status, slow["reward"].as_f64()),
+        (200, Some(0.0)),
+        "what the policy causes costs it something"
+    );
     let (status, refused) = end(&control, &broken, "reward", &json!({"reward": 1.0})).await;
     assert_eq!(status, 409, "{refused}");
     assert!(
@@ -308,23 +416,27 @@ async fn a_harness_that_dies_or_fails_costs_no_group_and_a_killed_trainer_nothin
     running.stop().await;
     assert_eq!(
         made.load(Ordering::Relaxed),
-        2 * GROUP as usize - 1,
-        "one was made before"
+        2 * GROUP as usize - 2,
+        "two were made before"
     );
     let notes = &world.metrics(1).await["notes"];
     assert_eq!(
         (&notes["rollouts"], &notes["rollouts_failed"]),
-        (&json!(2 * GROUP), &json!(3)),
+        (&json!(2 * GROUP), &json!(2)),
         "{notes}"
     );
-    let lost = json!({"harness_failed": 1, "harness_timeout": 1, "lease_expired": 1});
+    let lost = json!({"harness_failed": 1, "lease_expired": 1});
     assert_eq!(notes["lost"], lost, "{notes}");
     // the turn of the silent harness is censored, not a reward of 0
     eventually("its turn has closed", SOON, async || {
         (world.ledger("censored").await >= 1 && world.ledger("open").await == 0).then_some(())
     })
     .await;
-    assert_eq!(world.ledger("trained").await, 2 * 2 * GROUP);
+    assert_eq!(
+        world.ledger("trained").await,
+        2 * 2 * GROUP - 1,
+        "the slow one had one turn"
+    );
     stop.cancel();
     ingest.await.unwrap().unwrap();
 }
@@ -446,11 +558,11 @@ async fn what_a_harness_cannot_ask_for_is_refused() {
     let (status, _) = post(format!("{run}/cancel"), &json!({})).await;
     assert_eq!(status, 200);
     assert!(matches!(lease(&run).await, Leased::Ended));
-    let missing = format!("{control}/v1/leases/{}", uuid::Uuid::now_v7());
+    let missing = format!("{control}/v1/leases/{}", Uuid::now_v7());
     for (how, body) in [
-        ("renew", json!({})),
-        ("reward", json!({"reward": 1.0})),
-        ("fail", json!({})),
+        ("renew", json!({"secret": "x"})),
+        ("reward", json!({"secret": "x", "reward": 1.0})),
+        ("fail", json!({"secret": "x"})),
     ] {
         let (status, problem) = post(format!("{missing}/{how}"), &body).await;
         assert_eq!(status, 404, "{problem}");

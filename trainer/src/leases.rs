@@ -17,6 +17,8 @@ pub(crate) struct Taken {
     pub prompt: String,
     pub answer: String,
     pub expires_at: OffsetDateTime,
+    /// Who knows it may renew the lease and end it.
+    pub secret: String,
 }
 
 /// Where a rollout stands, as harnesses see it.
@@ -34,7 +36,6 @@ pub(crate) struct Rollout {
 
 /// Codes of rollouts without a reward.
 pub(crate) const HARNESS_FAILED: &str = "harness_failed";
-pub(crate) const HARNESS_TIMEOUT: &str = "harness_timeout";
 
 /// Leases the rollout of the oldest draw that is offered. `None`: none is.
 pub(crate) async fn take(pool: &PgPool, run: Uuid, holder: &str, seconds: u32) -> Result<Option<Taken>, sqlx::Error> {
@@ -43,15 +44,18 @@ pub(crate) async fn take(pool: &PgPool, run: Uuid, holder: &str, seconds: u32) -
         r#"
         with taken as (
             update rollout
-            set state = 'leased', holder = $2, leased_at = now(), expires_at = now() + make_interval(secs => $3)
+            set state = 'leased', holder = $2, leased_at = now(), expires_at = now() + make_interval(secs => $3),
+                secret_digest = sha256(convert_to(secret.value, 'UTF8'))
+            from (select gen_random_uuid()::text as value) as secret
             where id = (select r.id from rollout r
                         where r.run_id = $1 and r.state = 'offered'
                         order by r.draw, r.id
                         limit 1
                         for update skip locked)
-            returning id, run_id, group_id, task_id, expires_at
+            returning id, run_id, group_id, task_id, expires_at, secret.value as secret
         )
-        select taken.id, taken.group_id, taken.task_id, task.prompt, task.answer, taken.expires_at as "expires_at!"
+        select taken.id, taken.group_id, taken.task_id, task.prompt, task.answer, taken.expires_at as "expires_at!",
+               taken.secret as "secret!"
         from taken
         join task on task.run_id = taken.run_id and task.id = taken.task_id
         "#,
@@ -77,6 +81,18 @@ pub(crate) async fn find(pool: &PgPool, policy: &str, id: Uuid) -> Result<Option
         policy
     )
     .fetch_optional(pool)
+    .await
+}
+
+/// Whether this is the secret of the lease. A rollout that nobody has leased has none.
+pub(crate) async fn has_secret(pool: &PgPool, id: Uuid, secret: &str) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select secret_digest is null or secret_digest = sha256(convert_to($2, 'UTF8')) as "has!"
+           from rollout where id = $1"#,
+        id,
+        secret
+    )
+    .fetch_one(pool)
     .await
 }
 

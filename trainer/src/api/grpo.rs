@@ -115,6 +115,9 @@ pub struct Config {
     /// With `dynamic_sampling`: a step draws at most so many times `tasks_per_step` tasks, 1 to 100,
     /// default 10. Then it is made of the groups that it has.
     pub draws_per_step_max: u32,
+    /// The reward of a rollout that took too long: its harness or environment gave it up because of the time, or the
+    /// sandbox ended its python grader. Default 0. Left out, such failures would be a way to lose nothing.
+    pub failure_reward: f64,
     /// What becomes of rollouts whose last answer is too long; default `keep`.
     pub overlong: Overlong,
     /// How many steps the head may be away from the oldest version that sampled a token that is
@@ -153,6 +156,7 @@ impl Default for Config {
             tasks_per_step: 4,
             dynamic_sampling: false,
             draws_per_step_max: 10,
+            failure_reward: 0.0,
             overlong: Overlong::Keep,
             staleness_max: 4,
             steps: 10,
@@ -191,6 +195,7 @@ impl Config {
                 "draws_per_step_max must be in 1..=100",
             ),
             (self.staleness_max <= 64, "staleness_max must be in 0..=64"),
+            (self.failure_reward.is_finite(), "failure_reward must be finite"),
             (
                 self.environment == Environment::Completion || self.grader == Grader::default(),
                 "grader: it is for completions; another environment rewards its rollouts, so leave the grader out",

@@ -60,6 +60,9 @@ struct Lease {
     model: String,
     #[serde(with = "time::serde::rfc3339")]
     expires_at: OffsetDateTime,
+    /// For the harness, which renews and ends the lease with it. Do not give it to the agent: who knows it sets
+    /// the reward.
+    secret: String,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -157,6 +160,7 @@ impl Shared {
             prompt,
             answer,
             expires_at,
+            secret,
         } = taken;
         let model = format!("{}@{}", self.policy, run.line);
         let lease = lease::Lease {
@@ -182,6 +186,7 @@ impl Shared {
             base_url,
             model,
             expires_at,
+            secret,
         }))
     }
 
@@ -206,24 +211,49 @@ impl Shared {
         Err(Problem::conflict(format!("cannot {request} rollout {id}: {why}")))
     }
 
+    /// The rollout, for who knows the secret of its lease.
+    async fn held(&self, id: Uuid, secret: &str) -> Result<Rollout, Problem> {
+        let rollout = self.rollout(id).await?;
+        match leases::has_secret(&self.pool, id, secret).await.map_err(database)? {
+            true => Ok(rollout),
+            false => Err(Problem::forbidden(format!(
+                "secret is not that of lease {id}: give the `secret` of the answer that leased it"
+            ))),
+        }
+    }
+
     async fn rollout(&self, id: Uuid) -> Result<Rollout, Problem> {
         let found = leases::find(&self.pool, &self.policy, id).await.map_err(database)?;
         found.ok_or_else(|| Problem::not_found(format!("policy `{}` has no lease {id}", self.policy)))
     }
 }
 
+/// Who holds a lease.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Holder {
+    /// Of the lease.
+    secret: String,
+}
+
 /// `POST /v1/leases/{id}/renew`: the lease begins anew.
-pub(super) async fn renew(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Rollout>, Problem> {
-    let rollout = shared.rollout(id).await?;
+pub(super) async fn renew(
+    State(shared): State<Shared>,
+    Path(id): Path<Uuid>,
+    Json(holder): Json<Holder>,
+) -> Result<Json<Rollout>, Problem> {
+    let rollout = shared.held(id, &holder.secret).await?;
     let run = runs::get(&shared.pool, &shared.policy, rollout.run_id).await?;
     let renewed = leases::renew(&shared.pool, id, pulled(&run)?.lease_seconds).await;
     shared.changed(id, renewed, "renew").await
 }
 
 /// The end of a rollout.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Reward {
+    /// Of the lease.
+    secret: String,
     /// Of the whole rollout. Outside the bounds of the surface `environment` (−1 to 1 by default) it
     /// is kept and not trained on.
     reward: f64,
@@ -233,12 +263,12 @@ pub(super) struct Reward {
 pub(super) async fn reward(
     State(shared): State<Shared>,
     Path(id): Path<Uuid>,
-    Json(Reward { reward }): Json<Reward>,
+    Json(Reward { secret, reward }): Json<Reward>,
 ) -> Result<Json<Rollout>, Problem> {
     if !reward.is_finite() {
         return Err(Problem::bad_request("reward is not a finite number"));
     }
-    let before = shared.rollout(id).await?;
+    let before = shared.held(id, &secret).await?;
     pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
     if before.reward == Some(reward) {
         return Ok(Json(before));
@@ -251,16 +281,19 @@ pub(super) async fn reward(
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GivenUp {
+    /// Of the lease.
+    secret: String,
     /// For people; at most 4 KiB.
     #[serde(default)]
     reason: String,
-    /// Whether the harness stopped because it took too long; default false.
+    /// Whether the harness stopped because it took too long; default false. If so, the reward is the run's
+    /// `failure_reward`.
     #[serde(default)]
     timed_out: bool,
 }
 
 /// `POST /v1/leases/{id}/fail`: the rollout has no reward, which is not a reward of 0. Another one is
-/// offered in its place, a few times.
+/// offered in its place, a few times. One that took too long has a reward.
 pub(super) async fn fail(
     State(shared): State<Shared>,
     Path(id): Path<Uuid>,
@@ -272,14 +305,13 @@ pub(super) async fn fail(
             failure.reason.len()
         )));
     }
-    let before = shared.rollout(id).await?;
-    pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
-    let code = match failure.timed_out {
-        true => leases::HARNESS_TIMEOUT,
-        false => leases::HARNESS_FAILED,
+    let before = shared.held(id, &failure.secret).await?;
+    let Pulled { config, .. } = pulled(&runs::get(&shared.pool, &shared.policy, before.run_id).await?)?;
+    let ended = match failure.timed_out {
+        true => leases::reward(&shared.pool, id, &config.failure_reward.into()).await,
+        false => leases::fail(&shared.pool, id, leases::HARNESS_FAILED, &failure.reason).await,
     };
-    let failed = leases::fail(&shared.pool, id, code, &failure.reason).await;
-    shared.changed(id, failed, "fail").await
+    shared.changed(id, ended, "fail").await
 }
 
 /// How far the rollouts of a run are.

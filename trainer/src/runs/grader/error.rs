@@ -1,6 +1,6 @@
 //! Why a rollout has no grade.
 
-/// A grader gave no reward. That is never a reward of 0: the rollout is left out.
+/// A grader gave no reward. The rollout is left out, unless the completion is the cause ([`Cause::Limit`]).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Error {
@@ -12,7 +12,7 @@ pub struct Error {
 /// What kind of failure it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// The grader did not answer in time.
+    /// A judge did not answer in time.
     Timeout,
     /// The grader could not work.
     Failed,
@@ -22,7 +22,8 @@ pub enum Cause {
     NotStored,
     /// Another model answers than when the run began.
     JudgeChanged,
-    /// The grader used more memory, or printed more, than it may.
+    /// The sandbox ended the grader, because it took longer, used more memory or printed more than it may. What it
+    /// does with a completion is up to the completion: this costs the policy a reward.
     Limit,
 }
 

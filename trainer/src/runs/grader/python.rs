@@ -171,14 +171,14 @@ fn exceeded(limit: Limit, options: &Options) -> Error {
     let section = "trainer.offline.sandbox";
     match limit {
         Limit::Wall => Error::new(
-            Cause::Timeout,
+            Cause::Limit,
             format!(
                 "the python grader took more than {section}.wall_seconds = {}",
                 options.wall_seconds
             ),
         ),
         Limit::Cpu => Error::new(
-            Cause::Timeout,
+            Cause::Limit,
             format!(
                 "the python grader computed for more than {section}.cpu_seconds = {}",
                 options.cpu_seconds

@@ -10,9 +10,9 @@
 use super::{push, served};
 use crate::api::grpo::{Config, Environment};
 use crate::judge::RunJudges;
-use crate::leases::{self, HARNESS_FAILED, HARNESS_TIMEOUT, Taken};
+use crate::leases::{self, HARNESS_FAILED, Taken};
 use crate::runs::claim::Claim;
-use crate::runs::grader::{self, Grade};
+use crate::runs::grader::{self, Cause, Grade};
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, anyhow};
@@ -166,10 +166,8 @@ impl<'a> Harness<'a> {
             }
         };
         let ended = tokio::time::timeout(timeout, rollout).await.unwrap_or_else(|_| {
-            Err(Lost {
-                code: HARNESS_TIMEOUT,
-                error: anyhow!("it took longer than {} s", timeout.as_secs()),
-            })
+            tracing::info!(rollout = %id, seconds = timeout.as_secs(), "a rollout took too long");
+            Ok(self.config.failure_reward.into())
         });
         match ended {
             Ok(grade) => {
@@ -208,6 +206,12 @@ impl<'a> Harness<'a> {
             text,
         };
         let grade = self.config.grader.grade(&self.grading, &sample).await;
+        if let Err(error) = &grade
+            && error.cause == Cause::Limit
+        {
+            tracing::info!(rollout = %taken.id, "{error}");
+            return Ok(self.config.failure_reward.into());
+        }
         grade.map_err(|error| Lost {
             code: error.cause.code(),
             error: match error.cause.ends_the_run() {

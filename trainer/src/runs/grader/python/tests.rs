@@ -52,7 +52,7 @@ async fn a_completion_is_graded_by_running_tests_on_it() {
     let endless = grade_with(RUNS_TESTS, "while True: pass", short).await.unwrap_err();
     assert_eq!(
         (endless.cause.code(), endless.reason.contains("wall_seconds = 2")),
-        ("grade_timeout", true)
+        ("grade_limit", true)
     );
 }
 

@@ -1,6 +1,6 @@
 //! A draw as it is read from the database, once all of its rollouts have ended.
 
-use super::Draws;
+use super::{Draws, feedback_id};
 use crate::learn::advantage;
 use crate::learn::sample::Sample;
 use crate::runs::claim;
@@ -35,6 +35,8 @@ pub(crate) struct Draw {
 /// What a rollout is compared by, besides its reward.
 #[derive(Debug, Default)]
 pub(crate) struct Graded {
+    /// As its harness posted it.
+    pub reward: f64,
     /// The rewards that a `multi` grader computed the reward from.
     pub parts: BTreeMap<String, f64>,
     /// `None`: no turn of it is in the database.
@@ -78,8 +80,9 @@ impl Draws<'_> {
         for row in rows {
             draw.read.push(row.id);
             draw.groups.insert(row.group_id);
-            if row.reward.is_some() {
+            if let Some(reward) = row.reward {
                 let graded = Graded {
+                    reward,
                     parts: row.reward_parts.0,
                     last_answer: None,
                 };
@@ -104,7 +107,7 @@ impl Draws<'_> {
         let mut started = Instant::now();
         loop {
             let Arrived {
-                samples,
+                mut samples,
                 last_answers,
                 broken,
                 missing,
@@ -125,6 +128,9 @@ impl Draws<'_> {
             }
             if missing.is_empty() || started.elapsed() > timeout {
                 executor.drop_generations(&broken).await?;
+                if let Some(ids) = broken.get("quarantined_reward") {
+                    samples = self.without_groups_of(executor, ids, samples).await?;
+                }
                 for (code, ids) in broken {
                     *draw.lost.entry(code.into_owned()).or_default() += ids.len() as u64;
                 }
@@ -139,6 +145,7 @@ impl Draws<'_> {
                     );
                     executor.append_event("warn", &message).await?;
                 }
+                self.use_own_rewards(executor, draw, &mut samples).await?;
                 for (rollout, last_answer) in last_answers {
                     draw.graded.entry(rollout).or_default().last_answer = Some(last_answer);
                 }
@@ -146,6 +153,65 @@ impl Draws<'_> {
             }
             tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
         }
+    }
+
+    /// Leaves out the groups of generations whose rewards are out of bounds: compared among themselves, the
+    /// others would be reinforced in place of the best.
+    async fn without_groups_of(
+        &self,
+        executor: &Executor<'_>,
+        ids: &[Uuid],
+        samples: Vec<Sample>,
+    ) -> anyhow::Result<Vec<Sample>> {
+        let groups = sqlx::query_scalar!(
+            "select distinct o.group_id from generation g join rollout o on o.id = g.episode_id where g.id = any($1)",
+            ids
+        )
+        .fetch_all(&self.trainer.pool)
+        .await
+        .context("read the groups of rewards that are out of bounds")?;
+        let groups: BTreeSet<String> = groups.iter().map(Uuid::to_string).collect();
+        let is_out = |sample: &Sample| sample.group.as_ref().is_some_and(|group| groups.contains(group));
+        let (out, kept): (Vec<Sample>, Vec<Sample>) = samples.into_iter().partition(is_out);
+        let out = out.into_iter().map(|sample| sample.generation).collect();
+        executor
+            .drop_generations(&BTreeMap::from([("incomplete_group", out)]))
+            .await?;
+        Ok(kept)
+    }
+
+    /// Gives rollouts that somebody else has rewarded too the reward that their harness posted: the first
+    /// feedback would decide, and the agent knows enough to send it.
+    async fn use_own_rewards(
+        &self,
+        executor: &Executor<'_>,
+        draw: &Draw,
+        samples: &mut [Sample],
+    ) -> anyhow::Result<()> {
+        let (rollouts, own): (Vec<Uuid>, Vec<Uuid>) = draw.graded.keys().map(|id| (*id, feedback_id(*id))).unzip();
+        let others = sqlx::query_scalar!(
+            r#"select rollout as "rollout!" from rewards_of_others($1, $2) as rollout"#,
+            &rollouts,
+            &own
+        )
+        .fetch_all(&self.trainer.pool)
+        .await
+        .context("look for rewards of others")?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        for sample in samples {
+            let rollout = sample.turn.as_ref().map(|turn| turn.episode);
+            let graded = rollout
+                .filter(|id| others.contains(id))
+                .and_then(|id| draw.graded.get(&id));
+            sample.reward = graded.map_or(sample.reward, |graded| graded.reward);
+        }
+        let message = format!(
+            "somebody else than the harness has posted rewards for {} rollouts: they count for nothing",
+            others.len()
+        );
+        executor.append_event("warn", &message).await
     }
 
     /// One event with the rollouts that have no reward. Fails if no rollout of the draw has any.
@@ -189,7 +255,7 @@ mod tests {
                 .iter()
                 .map(|(name, reward)| ((*name).to_owned(), *reward))
                 .collect(),
-            last_answer: None,
+            ..Graded::default()
         };
         let draw = Draw {
             graded: [
