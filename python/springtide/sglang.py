@@ -29,6 +29,8 @@ LOAD_FORMAT = "springtide"
 MADE_BYTES_MAX = 512 << 20
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+#: The ways into a model's weights that know nothing of versions.
+_OTHER_WRITERS = ("load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc")
 _log = logging.getLogger("sglang.springtide")
 
 
@@ -37,6 +39,13 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_UPDATER}.WeightUpdater.update_weights_from_disk", update_from_disk, HookType.AROUND)
+    for writer in _OTHER_WRITERS:
+        HookRegistry.register(f"{_UPDATER}.WeightUpdater.{writer}", forget, HookType.BEFORE)
+
+
+def forget(updater: Any, *_: Any, **__: Any) -> None:
+    """Before weights of no known version are written."""
+    updater.get_model().springtide_holds = None
 
 
 def update_from_disk(
@@ -49,9 +58,8 @@ def update_from_disk(
 ) -> tuple[bool, str]:
     """`WeightUpdater.update_weights_from_disk`. Returns whether it worked, and why not."""
     if load_format != LOAD_FORMAT:
-        loaded = original(updater, model_path, load_format, *args, **kwargs)
-        updater.get_model().springtide_holds = None
-        return loaded
+        forget(updater)
+        return original(updater, model_path, load_format, *args, **kwargs)
     from sglang.srt.model_executor.model_runner_components import weight_updater
 
     updater._assert_weight_cache_inactive("update_weights_from_disk")

@@ -8,7 +8,7 @@ then sends `/update_weights` with one of these as `update_info`:
     {"folder": FOLDER, "to": HASH}              a Hugging Face folder: all weights
 
 Hashes are content hashes of versions, in hex. Each worker reads and checks the whole file. Only if all
-workers accept it is the first weight written; vLLM's own loader then takes the part of the worker's
+workers of a data-parallel replica accept it is its first weight written; vLLM's own loader then takes the part of the worker's
 tensor-parallel rank. A patch is refused unless the server holds the version that it starts from. So a
 server that was restarted, or whose last update failed, takes a folder first.
 
@@ -49,7 +49,7 @@ def register() -> None:
 def _engine() -> type[Any]:
     """The class that vLLM asks for. Made late, so that `register` stays cheap."""
     import torch
-    from vllm.distributed.parallel_state import get_world_group
+    from vllm.distributed.parallel_state import get_pcp_group, get_pp_group, get_tp_group
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -121,22 +121,26 @@ def _engine() -> type[Any]:
             Else the last worker raises, and the others return None: vLLM reads the workers' answers in
             order, and one that follows a failure would be taken for the answer to the next command.
             """
-            workers: int = self.parallel_config.world_size
-            if workers == 1 or self.parallel_config.data_parallel_size > 1:
+            if self.parallel_config.world_size == 1:
                 return part()
             failure, result = None, None
             try:
                 result = part()
             except Exception as error:
                 failure = error
-            group = get_world_group()
-            failures: list[str | None] = [None] * workers
-            said = None if failure is None else str(failure)
-            torch.distributed.all_gather_object(failures, said, group=group.cpu_group)
-            different = list(dict.fromkeys(one for one in failures if one is not None))
+            # These groups span the workers of this replica alone; the world has those of all replicas.
+            failures = [] if failure is None else [str(failure)]
+            is_last = True
+            for group in (get_tp_group(), get_pcp_group(), get_pp_group()):
+                if group.world_size > 1:
+                    said: list[list[str]] = [[]] * group.world_size
+                    torch.distributed.all_gather_object(said, failures, group=group.cpu_group)
+                    failures = [one for worker in said for one in worker]
+                    is_last = is_last and group.rank_in_group == group.world_size - 1
+            different = list(dict.fromkeys(failures))
             if not different:
                 return result
-            if group.rank_in_group == workers - 1:
+            if is_last:
                 raise ArtifactError("; ".join(different)) from failure
             log.error("an update failed: %s", "; ".join(different))
             return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,3 +163,121 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
         springtide.sglang.update(other, patch)
     with pytest.raises(ArtifactError, match="holds version None"):
         springtide.sglang.update(other, patch)
+
+
+def test_sglang_forgets_its_version_before_anything_else_writes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: dict[str, Any] = {}
+    registry = SimpleNamespace(register=lambda target, hook, kind: registered.update({target: (hook, kind)}))
+    module = ModuleType("sglang.srt.plugins.hook_registry")
+    module.__dict__.update(HookRegistry=registry, HookType=SimpleNamespace(AROUND="around", BEFORE="before"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    springtide.sglang.register()
+    model = SimpleNamespace(springtide_holds="a version")
+    updater = SimpleNamespace(get_model=lambda: model)
+
+    def breaks(*_: Any) -> tuple[bool, str]:
+        raise RuntimeError("midway")
+
+    around, _ = registered.pop(next(target for target in registered if target.endswith("_from_disk")))
+    with pytest.raises(RuntimeError, match="midway"):
+        around(breaks, updater, "/models/other", "auto")
+    assert model.springtide_holds is None
+    assert len(registered) == 3
+    for hook, kind in registered.values():
+        model.springtide_holds = "a version"
+        hook(updater, [], load_format=None)
+        assert kind == "before" and model.springtide_holds is None
+
+
+class Group:
+    """A group of vLLM's workers, which are threads here."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.said: list[Any] = [None] * size
+
+    def gather(self, into: list[Any], said: Any, rank: int) -> None:
+        self.said[rank] = said
+        self.barrier.wait(10)
+        into[:] = self.said
+        self.barrier.wait(10)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """Stands in for vLLM and torch. Each thread sets the groups of the worker that it is."""
+    here = threading.local()
+
+    def gather(into: list[Any], said: Any, group: Any) -> None:
+        group[0].gather(into, said, group[1])
+
+    class Engine:
+        def __class_getitem__(cls, _: Any) -> type[Engine]:
+            return cls
+
+    of_modules: dict[str, dict[str, Any]] = {
+        "torch": {
+            "no_grad": lambda: lambda function: function,
+            "distributed": SimpleNamespace(all_gather_object=gather),
+        },
+        "vllm": {},
+        "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {
+            f"get_{name}_group": lambda name=name: getattr(here, name) for name in ("tp", "pcp", "pp")
+        },
+        "vllm.distributed.weight_transfer": {},
+        "vllm.distributed.weight_transfer.base": {
+            "WeightTransferEngine": Engine,
+            "WeightTransferInitInfo": object,
+            "WeightTransferUpdateInfo": object,
+        },
+        "vllm.logger": {"init_logger": lambda _: SimpleNamespace(error=lambda *_: None)},
+        "vllm.model_executor": {},
+        "vllm.model_executor.model_loader": {},
+        "vllm.model_executor.model_loader.checkpoint_weight_patch": {
+            "CheckpointWeightPatch": None,
+            "load_checkpoint_weight_patches": None,
+        },
+    }
+    for name, contents in of_modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    return here
+
+
+def test_all_vllm_workers_of_a_replica_write_or_none(vllm: threading.local) -> None:
+    engine_class = springtide.vllm._engine()
+    # one replica of two: two stages of two workers each, in vLLM's order
+    tensor, pipeline = [Group(2), Group(2)], [Group(2), Group(2)]
+
+    def work(worker: int, refuses: int | None) -> str | None:
+        stage, rank = divmod(worker, 2)
+        for name, (size, at, group) in {
+            "tp": (2, rank, tensor[stage]),
+            "pcp": (1, 0, None),
+            "pp": (2, stage, pipeline[rank]),
+        }.items():
+            made = SimpleNamespace(world_size=size, rank_in_group=at, cpu_group=(group, at))
+            setattr(vllm, name, made)
+        engine = engine_class()
+        engine.parallel_config = SimpleNamespace(world_size=4, data_parallel_size=2)
+
+        def part() -> str:
+            if worker == refuses:
+                raise ArtifactError(f"worker {worker} refuses")
+            return "staged"
+
+        try:
+            done: str | None = engine._all_or_none(part)
+            return done
+        except ArtifactError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as threads:
+        for refuses in (None, 0, 1, 2, 3):
+            answers = list(threads.map(work, range(4), [refuses] * 4))
+            if refuses is None:
+                assert answers == ["staged"] * 4
+            else:
+                assert answers == [None, None, None, f"worker {refuses} refuses"]
