@@ -13,9 +13,9 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -54,7 +54,7 @@ struct Shared {
     limits: Limits,
     /// Objects that this process uses.
     open: Mutex<HashMap<Digest, Weak<CachedObject>>>,
-    /// Held while files are deleted to make room.
+    /// Held while files are deleted to make room, until the space is taken.
     eviction: Mutex<()>,
 }
 
@@ -62,7 +62,10 @@ struct Shared {
 #[derive(Debug)]
 pub struct CachedObject {
     parts: Parts,
-    file: File,
+    /// Another one if a file of this name replaced it before it was locked.
+    file: RwLock<File>,
+    /// Whether nothing was ever written to the partial file.
+    is_new: bool,
     /// Where the complete object is.
     path: PathBuf,
     state: watch::Sender<State>,
@@ -193,29 +196,46 @@ impl Shared {
             Err(error) => return Err(error),
         };
         let is_complete = complete.is_some();
-        let file = match complete {
-            Some(file) => file,
-            None => {
-                self.make_room(&object)?;
-                let mut options = OpenOptions::new();
-                options.read(true).write(true).create(true).truncate(false);
-                options.open(self.path(&object.digest, PARTIAL))?
-            }
+        let (file, is_new) = match complete {
+            Some(file) => (file, false),
+            None => self.open_partial(&object)?,
         };
         let present = vec![is_complete; usize::try_from(parts.count()).map_err(io::Error::other)?];
         let state = watch::Sender::new(State { present, failed: None });
         let cached = CachedObject {
             parts,
-            file,
+            file: RwLock::new(file),
+            is_new,
             path,
             state,
         };
         Ok((cached, is_complete))
     }
 
+    /// Opens an object's partial file, locks it if no other process has, and takes the space that
+    /// the whole object needs; true if the file is new.
+    fn open_partial(&self, object: &ObjectRef) -> io::Result<(File, bool)> {
+        let _one_at_a_time = self.eviction.lock().unwrap_or_else(PoisonError::into_inner);
+        // Also among processes, where the file system can lock a folder.
+        let folder = File::open(&self.folder)?;
+        let _ = folder.lock();
+        self.make_room(object)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(self.path(&object.digest, PARTIAL))?;
+        match file.try_lock() {
+            Err(TryLockError::Error(error)) => return Err(error),
+            Ok(()) | Err(TryLockError::WouldBlock) => {}
+        }
+        let is_new = file.metadata()?.len() == 0;
+        if is_new {
+            file.set_len(object.size_bytes)?;
+        }
+        Ok((file, is_new))
+    }
+
     /// Deletes the least recently used files that nobody uses until the object fits.
     fn make_room(&self, object: &ObjectRef) -> io::Result<()> {
-        let _one_at_a_time = self.eviction.lock().unwrap_or_else(PoisonError::into_inner);
         let open = self.lock_open();
         let in_use = open.iter().filter(|(_, cached)| cached.strong_count() > 0);
         let in_use: Vec<String> = in_use.map(|(digest, _)| digest.to_string()).collect();
@@ -244,7 +264,15 @@ impl Shared {
             }
             let path = self.folder.join(&name);
             let digest = name.split('.').next().unwrap_or_default();
-            if in_use.iter().any(|one| one == digest) || (name.ends_with(PARTIAL) && is_locked(&path)) {
+            if in_use.iter().any(|one| one == digest) {
+                continue;
+            }
+            // Locked until it is deleted, so nobody starts to download into it.
+            let partial = name.ends_with(PARTIAL).then(|| File::open(&path).ok()).flatten();
+            if matches!(
+                partial.as_ref().map(File::try_lock),
+                Some(Err(TryLockError::WouldBlock))
+            ) {
                 continue;
             }
             match std::fs::remove_file(&path) {
@@ -260,13 +288,51 @@ impl Shared {
         Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason))
     }
 
+    /// True if another process has downloaded the object, which is open then; its parts are
+    /// verified when they are read. False if this process may download it, none if another one is
+    /// doing so.
+    fn take_over(&self, cached: &CachedObject) -> io::Result<Option<bool>> {
+        let object = cached.object();
+        let partial = self.path(&object.digest, PARTIAL);
+        let is_locked = match cached.file().try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(error)) => return Err(error),
+        };
+        let is_partial = is_at(&cached.file(), &partial)?;
+        match File::open(&cached.path) {
+            Ok(complete) => {
+                if is_locked && is_partial {
+                    // We opened it after the other process had renamed its own.
+                    std::fs::remove_file(&partial)?;
+                }
+                cached.replace_file(complete);
+                return Ok(Some(true));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if is_locked && !is_partial {
+            // It was deleted to make room before we locked it.
+            cached.replace_file(self.open_partial(&object)?.0);
+            return Ok(None);
+        }
+        Ok(is_locked.then_some(false))
+    }
+
     fn path(&self, digest: &Digest, suffix: &str) -> PathBuf {
         self.folder.join(format!("{digest}{suffix}"))
     }
 }
 
-fn is_locked(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+/// Whether `path` leads to this file. Another process may have renamed, deleted or replaced it.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let at_path = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        metadata => metadata?,
+    };
+    let own = file.metadata()?;
+    Ok((own.dev(), own.ino()) == (at_path.dev(), at_path.ino()))
 }
 
 impl CachedObject {
@@ -276,6 +342,14 @@ impl CachedObject {
 
     pub fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    fn file(&self) -> RwLockReadGuard<'_, File> {
+        self.file.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn replace_file(&self, file: File) {
+        *self.file.write().unwrap_or_else(PoisonError::into_inner) = file;
     }
 
     /// Waits for a part and returns its verified bytes.
@@ -293,7 +367,9 @@ impl CachedObject {
             Ok(Some(bytes)) => return Ok(bytes),
             Ok(None) => {
                 // The next reader downloads it again.
-                let _ = std::fs::remove_file(&self.path);
+                if is_at(&self.file(), &self.path).unwrap_or_default() {
+                    let _ = std::fs::remove_file(&self.path);
+                }
                 let reason = "it was damaged on this machine's disk".to_owned();
                 self.fail(reason.clone());
                 reason
@@ -307,7 +383,7 @@ impl CachedObject {
     fn read(&self, index: u64) -> io::Result<Option<Bytes>> {
         let range = self.parts.range(index);
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        match self.file.read_exact_at(&mut bytes, range.start) {
+        match self.file().read_exact_at(&mut bytes, range.start) {
             Ok(()) => Ok(self.parts.check(index, &bytes).then(|| bytes.into())),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
             Err(error) => Err(error),
@@ -358,7 +434,7 @@ impl Download {
             .await?;
         let (cached, shared) = (self.cached.clone(), self.shared.clone());
         on_disk(move || {
-            cached.file.sync_all()?;
+            cached.file().sync_all()?;
             std::fs::rename(shared.path(&cached.object().digest, PARTIAL), &cached.path)?;
             File::open(&shared.folder)?.sync_all()
         })
@@ -367,20 +443,14 @@ impl Download {
 
     /// Waits until this process may download the object. True if another one has done so.
     async fn wait_for_lock(&self) -> Result<bool, String> {
-        let cached = &self.cached;
         loop {
-            let locked = match cached.file.try_lock() {
-                Ok(()) => true,
-                Err(TryLockError::WouldBlock) => false,
-                Err(TryLockError::Error(error)) => return Err(error.to_string()),
-            };
-            if cached.path.exists() {
-                // Our open file has its final name now. Its parts are verified when they are read.
-                (0..cached.parts.count()).for_each(|index| cached.set_present(index));
-                return Ok(true);
-            }
-            if locked {
-                return Ok(false);
+            let (cached, shared) = (self.cached.clone(), self.shared.clone());
+            if let Some(done) = on_disk(move || shared.take_over(&cached)).await? {
+                if done {
+                    let parts = 0..self.cached.parts.count();
+                    parts.for_each(|index| self.cached.set_present(index));
+                }
+                return Ok(done);
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -391,11 +461,12 @@ impl Download {
         let cached = self.cached.clone();
         on_disk(move || {
             let size_bytes = cached.object().size_bytes;
-            let resumed = cached.file.metadata()?.len() == size_bytes;
-            if !resumed {
-                cached.file.set_len(0)?;
-                cached.file.set_len(size_bytes)?;
+            let has_size = cached.file().metadata()?.len() == size_bytes;
+            if !has_size {
+                cached.file().set_len(0)?;
+                cached.file().set_len(size_bytes)?;
             }
+            let resumed = has_size && !cached.is_new;
             let mut missing = Vec::new();
             for index in 0..cached.parts.count() {
                 if resumed && cached.read(index)?.is_some() {
@@ -418,7 +489,7 @@ impl Download {
             .await
             .map_err(|failure| named(failure.to_string()))?;
         let cached = self.cached.clone();
-        on_disk(move || cached.file.write_all_at(&bytes, start))
+        on_disk(move || cached.file().write_all_at(&bytes, start))
             .await
             .map_err(named)?;
         self.cached.set_present(index);

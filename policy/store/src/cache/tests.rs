@@ -266,3 +266,67 @@ async fn the_folder_stays_within_its_limit_and_evicts_the_least_recently_used() 
     assert!(refused.contains("the folder may hold"), "{refused}");
     assert_eq!(cache.read(&fixture.store, POLICY, &third).await.unwrap(), bytes);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_that_arrive_at_once_stay_within_the_folders_limit() {
+    let fixture = Fixture::new();
+    let (first, bytes) = fixture.put(9, 3 * PART).await;
+    let (second, _) = fixture.put(10, 3 * PART).await;
+    // Two processes; the second asks while nothing of the first object has arrived.
+    let (one, other) = (fixture.cache(5 * PART_BYTES), fixture.cache(5 * PART_BYTES));
+    let parts = one.shared.parts(&fixture.store, POLICY, &first).await.unwrap();
+    let (held, complete) = one.shared.open_file(parts).unwrap();
+    assert!(!complete);
+    for cache in [&one, &other] {
+        let refused = cache.read(&fixture.store, POLICY, &second).await.unwrap_err();
+        assert!(refused.to_string().contains("do not fit beside"), "{refused}");
+    }
+    drop(held);
+    assert_eq!(other.read(&fixture.store, POLICY, &first).await.unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_opens_an_object_late_reads_it_and_deletes_nothing() {
+    let fixture = Fixture::new();
+    let (object, bytes) = fixture.put(11, 2 * PART).await;
+    let (early, late) = (fixture.cache(1 << 30), fixture.cache(1 << 30));
+    assert_eq!(early.read(&fixture.store, POLICY, &object).await.unwrap(), bytes);
+    fixture.settled().await;
+    // It had looked for the complete file just before that was there.
+    let (path, name) = (fixture.folder.path().join("cache"), object.digest.to_string());
+    std::fs::rename(path.join(&name), path.join("aside")).unwrap();
+    let parts = late.shared.parts(&fixture.store, POLICY, &object).await.unwrap();
+    let (opened, complete) = late.shared.open_file(parts).unwrap();
+    assert!(!complete);
+    std::fs::rename(path.join("aside"), path.join(&name)).unwrap();
+    let (cached, _) = late.shared.register(opened);
+    download(&fixture, &late, &cached).await;
+    assert_eq!(cached.part(1).await.unwrap(), bytes[PART..]);
+    assert_eq!(fixture.files(), [name.clone(), format!("{name}.parts")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partial_file_that_was_deleted_before_it_was_locked_is_made_again() {
+    let fixture = Fixture::new();
+    let (object, bytes) = fixture.put(12, 2 * PART).await;
+    let cache = fixture.cache(1 << 30);
+    let parts = cache.shared.parts(&fixture.store, POLICY, &object).await.unwrap();
+    let (opened, _) = cache.shared.open_file(parts).unwrap();
+    let name = object.digest.to_string();
+    let path = fixture.folder.path().join("cache");
+    std::fs::remove_file(path.join(format!("{name}{PARTIAL}"))).unwrap();
+    let (cached, _) = cache.shared.register(opened);
+    download(&fixture, &cache, &cached).await;
+    assert_eq!(cached.part(1).await.unwrap(), bytes[PART..]);
+    assert_eq!(std::fs::read(path.join(&name)).unwrap(), bytes);
+}
+
+async fn download(fixture: &Fixture, cache: &Cache, cached: &Arc<CachedObject>) {
+    let download = Download {
+        shared: cache.shared.clone(),
+        store: fixture.store.clone(),
+        policy: POLICY.to_owned(),
+        cached: cached.clone(),
+    };
+    download.run().await;
+}
