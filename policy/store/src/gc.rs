@@ -28,6 +28,7 @@ use super::objects::modified;
 use super::{Error, Store};
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
+use artifact::parts::Parts;
 use artifact::sign::TrustedKeys;
 
 /// Which versions and objects to keep.
@@ -156,13 +157,23 @@ impl Store {
             if !catalog.lacks_parts(&object) {
                 continue;
             }
-            match self.rebuild_parts(policy, &object).await {
-                Ok(()) => drop(report.rebuilt_parts.insert(digest)),
-                Err(error @ Error::Backend { .. }) => return Err(error),
-                Err(error) => tracing::warn!(policy, %error, "a list of parts was not made again"),
+            if self.restore_parts(policy, &object).await? {
+                report.rebuilt_parts.insert(digest);
             }
         }
         Ok(report)
+    }
+
+    /// Makes an object's list of parts again. False if the object is damaged or gone.
+    async fn restore_parts(&self, policy: &str, object: &ObjectRef) -> Result<bool, Error> {
+        match self.rebuild_parts(policy, object).await {
+            Ok(()) => Ok(true),
+            Err(error @ Error::Backend { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(policy, %error, "a list of parts was not made again");
+                Ok(false)
+            }
+        }
     }
 
     /// Moves an object to the trash. False if it was written again since it was listed.
@@ -201,8 +212,14 @@ impl Store {
             } else {
                 // The list of parts goes first. If we are killed here, the next run still finds the
                 // object. An object that was written again meanwhile keeps its list.
-                if self.head(&object_key(policy, digest)?).await?.is_none() {
+                let key = object_key(policy, digest)?;
+                if self.head(&key).await?.is_none() {
                     self.delete(&parts_key(policy, digest)?).await?;
+                    // Publishers write the list before the object: this one may have been deleted.
+                    let object = object_ref(digest, stored);
+                    if Parts::list_bytes(object.size_bytes) > 0 && self.head(&key).await?.is_some() {
+                        self.restore_parts(policy, &object).await?;
+                    }
                 }
                 self.delete(&trash).await?;
             }

@@ -9,6 +9,7 @@ use object_store::{
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// A store whose process dies after some operations. Later operations have no effect.
@@ -17,6 +18,8 @@ struct Dying {
     inner: Arc<dyn ObjectStore>,
     left: Arc<AtomicI64>,
     moves: Moves,
+    /// What a publisher writes as soon as the last of these places was found to be empty.
+    publishes: Mutex<Vec<(Path, Bytes)>>,
 }
 
 /// An upload to it. Each part and the completion count as operations.
@@ -100,7 +103,16 @@ impl ObjectStore for Dying {
 
     async fn get_opts(&self, at: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         self.alive()?;
-        self.inner.get_opts(at, options).await
+        let found = self.inner.get_opts(at, options).await;
+        let is_last = |writes: &[(Path, Bytes)]| writes.last().is_some_and(|(last, _)| last == at);
+        let writes = Some(self.publishes.lock().unwrap()).filter(|writes| found.is_err() && is_last(writes));
+        for (place, bytes) in writes
+            .map(|mut writes| std::mem::take(&mut *writes))
+            .unwrap_or_default()
+        {
+            self.inner.put(&place, bytes.into()).await?;
+        }
+        found
     }
 
     fn delete_stream(
@@ -156,6 +168,7 @@ impl Fixture {
             inner: self.store.backend.clone(),
             left: Arc::new(AtomicI64::new(operations)),
             moves,
+            publishes: Mutex::default(),
         }))
     }
 
@@ -515,4 +528,28 @@ async fn gc_beside_publishers_never_loses_live_versions() {
         "{histories} histories: {published} versions published, {deleted} objects deleted, {reuploaded} uploaded again"
     );
     assert!(deleted > 0);
+}
+
+#[tokio::test]
+async fn an_object_that_is_published_while_its_old_list_of_parts_is_deleted_has_a_list() {
+    let (f, _) = scene().await;
+    let bytes = Bytes::from(vec![7; artifact::parts::PART_BYTES as usize + 1]);
+    let object = f.store.put_object(POLICY, &bytes).await.unwrap();
+    f.age();
+    let place = |folder: &str| Path::from(format!("policy/{POLICY}/{folder}/{}", object.digest));
+    let list = f.store.get_parts(POLICY, &object).await.unwrap().to_bytes();
+    let store = Store::over(Arc::new(Dying {
+        inner: f.store.backend.clone(),
+        left: Arc::new(AtomicI64::new(i64::MAX)),
+        moves: Moves::AtOnce,
+        publishes: Mutex::new(vec![(place("parts"), list.into()), (place("object"), bytes.clone())]),
+    }));
+    let report = f.collect(&store, false).await.unwrap();
+    assert!(report.deleted.contains_key(&object.digest), "the old one was garbage");
+    assert_eq!(
+        f.store.get_object(POLICY, &object).await.unwrap(),
+        bytes,
+        "the new one is whole"
+    );
+    f.store.get_parts(POLICY, &object).await.unwrap();
 }
