@@ -55,6 +55,8 @@ pub struct Options {
     pub poll_interval: Duration,
     /// Longest wait before the next try after a failure. A new assignment is tried at once.
     pub back_off_max: Duration,
+    /// How old the timestamp may be that a replica without saved trust state starts with.
+    pub first_timestamp_age_max: Duration,
     /// Of the replica.
     pub cluster: String,
     /// Loads only the version of this alias; `None`: those of all aliases.
@@ -85,7 +87,8 @@ impl Follower {
             &options.policy,
             &options.keys_dir,
             &options.state_dir,
-        )?;
+        )?
+        .with_first_age_max(options.first_timestamp_age_max);
         Ok(Follower {
             loader: Loader::new(&options, host),
             options,

@@ -72,6 +72,10 @@ pub struct Options {
     pub resident_bytes_max: u64,
     /// Time between two polls of the store, in milliseconds. Announcements arrive sooner.
     pub poll_interval_ms: u64,
+    /// How old the store's timestamp may be for a replica that has no trust state yet, in seconds. With
+    /// more than 60 it can start while `control` is away, and whoever controls the store can give it
+    /// a release that was replaced in that time.
+    pub first_timestamp_seconds_max: u64,
     /// Time between two reports to the control role, in milliseconds.
     pub heartbeat_interval_ms: u64,
     /// API key for the control role, if it requires one. Never printed.
@@ -107,6 +111,7 @@ impl Default for Options {
             log_away: LogAway::Refuse,
             resident_bytes_max: 4 << 30,
             poll_interval_ms: 250,
+            first_timestamp_seconds_max: 60,
             heartbeat_interval_ms: 1000,
             api_key: None,
             remote: remote::Options::default(),

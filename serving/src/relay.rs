@@ -2,8 +2,9 @@
 //! relay's upstream may be another relay.
 //!
 //! An object crosses the long distance once, into a cache folder of bounded size. Its parts are
-//! verified and passed on while the rest still arrives. Signed documents are fetched anew for each
-//! request. The relay holds no keys and is not trusted: followers check the signatures.
+//! verified and passed on while the rest still arrives. Signed documents and lists are fetched anew;
+//! only requests for the same one at the same time share an answer. The relay holds no keys and is not
+//! trusted: followers check the signatures.
 //!
 //! ```text
 //! GET  /v1/store/{key}          an object (ranges; verified), or a document as the upstream has it
@@ -14,6 +15,7 @@
 //! Only keys under `policy/` are passed on; `private/` belongs to its writer.
 
 mod client;
+mod flights;
 mod options;
 mod server;
 

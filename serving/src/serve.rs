@@ -101,6 +101,7 @@ impl Replica {
                 state_dir: options.state_dir.clone(),
                 poll_interval: Duration::from_millis(options.poll_interval_ms),
                 back_off_max: FOLLOW_BACK_OFF_MAX,
+                first_timestamp_age_max: Duration::from_secs(options.first_timestamp_seconds_max),
                 cluster: options.cluster.clone(),
                 alias: None,
                 resident_bytes_max: options.resident_bytes_max,

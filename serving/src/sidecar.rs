@@ -91,6 +91,7 @@ impl Sidecar {
                 state_dir: options.state_dir.clone(),
                 poll_interval: Duration::from_millis(options.poll_interval_ms),
                 back_off_max: Duration::from_millis(options.back_off_ms_max),
+                first_timestamp_age_max: Duration::from_secs(options.first_timestamp_seconds_max),
                 cluster: options.cluster.clone(),
                 alias: Some(options.alias.clone()),
                 // it holds the version in force and the next one

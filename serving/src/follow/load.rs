@@ -621,6 +621,7 @@ pub(super) mod tests {
             state_dir: folder.into(),
             poll_interval: Duration::ZERO,
             back_off_max: Duration::ZERO,
+            first_timestamp_age_max: Duration::ZERO,
             cluster: "local".into(),
             alias: None,
             resident_bytes_max,

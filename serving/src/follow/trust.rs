@@ -39,6 +39,8 @@ pub struct Trust {
     checked: Option<Instant>,
     /// The newest epoch according to that timestamp; 0: none.
     announced: i64,
+    /// How old the timestamp of the first assignment that is ever accepted may be.
+    first_age_max: time::Duration,
 }
 
 impl Trust {
@@ -52,7 +54,15 @@ impl Trust {
             keys_dir: keys_dir.into(),
             checked: None,
             announced: 0,
+            first_age_max: TIMESTAMP_AGE_MAX,
         })
+    }
+
+    /// The first assignment that is ever accepted may have an older timestamp, if that is longer.
+    pub fn with_first_age_max(mut self, age_max: Duration) -> Self {
+        let age_max = time::Duration::try_from(age_max).unwrap_or(TIMESTAMP_AGE_MAX);
+        self.first_age_max = age_max.max(TIMESTAMP_AGE_MAX);
+        self
     }
 
     /// The newest assignment, if it is newer than `in_force`, and the keys that may sign its
@@ -194,9 +204,13 @@ impl Trust {
             shown - epoch <= EPOCH_JUMP_MAX,
             "the epoch jumps too far ahead of {epoch}, the newest according to the timestamp"
         );
+        let age_max = match seen_before {
+            None => self.first_age_max,
+            Some(_) => TIMESTAMP_AGE_MAX,
+        };
         // an assignment accepted earlier may be applied again after a restart
         anyhow::ensure!(
-            now - created_at <= TIMESTAMP_AGE_MAX || self.state.has_verified(assignment),
+            now - created_at <= age_max || self.state.has_verified(assignment),
             "the timestamp is {} s old, so newer assignments may be missing; is `springtide control` running?",
             (now - created_at).whole_seconds()
         );

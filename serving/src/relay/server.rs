@@ -5,11 +5,12 @@ use std::ops::Range;
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
 use artifact::parts::PART_BYTES;
+use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
+use bytes::Bytes;
 use edge::auth::{Auth, Scope};
 use edge::path::Path;
 use edge::problem::Problem;
@@ -22,6 +23,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use store::{Cache, CachedObject, Store};
 
+use super::flights::Flights;
+
+/// A signed document has some kilobytes; followers refuse more than this.
+const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 /// Entries in a list. Their JSON has at most 28 MB.
 pub(super) const LISTED_MAX: usize = 200_000;
 
@@ -29,10 +34,17 @@ pub(super) const LISTED_MAX: usize = 200_000;
 struct Relay {
     upstream: Store,
     cache: Cache,
+    documents: Flights,
+    lists: Flights,
 }
 
 pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
-    let relay = Relay { upstream, cache };
+    let relay = Relay {
+        upstream,
+        cache,
+        documents: Flights::default(),
+        lists: Flights::default(),
+    };
     Routes::new()
         .route(Scope::Read, "/v1/store", "List objects under a prefix", get(list))
         .route(
@@ -63,10 +75,16 @@ pub(super) struct Entry {
     pub size_bytes: u64,
 }
 
-async fn list(State(relay): State<Relay>, Query(query): Query<ListQuery>) -> Result<Json<ObjectList>, Problem> {
+async fn list(State(relay): State<Relay>, Query(query): Query<ListQuery>) -> Result<Response, Problem> {
     let prefix = public_key(&query.prefix)?;
-    let objects = list_up_to(relay.upstream.backend().as_ref(), &prefix, LISTED_MAX).await?;
-    Ok(Json(ObjectList { objects }))
+    let (upstream, under) = (relay.upstream.backend().clone(), prefix.clone());
+    let request = async move {
+        let objects = list_up_to(upstream.as_ref(), &under, LISTED_MAX).await?;
+        let list = serde_json::to_vec(&ObjectList { objects });
+        list.map(Bytes::from).map_err(Problem::internal)
+    };
+    let list = relay.lists.join(&prefix, request).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], list).into_response())
 }
 
 /// The entries under a prefix, or a problem if there are more than `count_max`.
@@ -84,17 +102,27 @@ async fn list_up_to(upstream: &dyn ObjectStore, prefix: &Key, count_max: usize) 
     Ok(entries)
 }
 
-async fn pass_on(State(relay): State<Relay>, Path(key): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
+async fn pass_on(
+    State(relay): State<Relay>,
+    method: Method,
+    Path(key): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let key = public_key(&key)?;
-    let Some((policy, digest)) = object_of(&key) else {
+    let object = object_of(&key);
+    if object.is_none() && method != Method::HEAD {
         return document(&relay, &key).await;
-    };
-    let size_bytes = match relay.cache.size_of(&digest) {
+    }
+    let held = object.and_then(|(_, digest)| relay.cache.size_of(&digest));
+    let size_bytes = match held {
         Some(size_bytes) => size_bytes,
         None => {
             let meta = relay.upstream.backend().head(&key).await;
             meta.map_err(|error| upstream_problem(&key, &error))?.size
         }
+    };
+    let Some((policy, digest)) = object.filter(|_| method != Method::HEAD) else {
+        return Ok([(header::CONTENT_LENGTH, size_bytes)].into_response());
     };
     let range = requested_range(&headers, size_bytes)?;
     let object = ObjectRef { digest, size_bytes };
@@ -104,17 +132,35 @@ async fn pass_on(State(relay): State<Relay>, Path(key): Path<String>, headers: H
     }
 }
 
-/// A small signed document, as the upstream has it. The follower verifies it.
+/// What is no object, as the upstream has it. The follower verifies it.
 async fn document(relay: &Relay, key: &Key) -> Result<Response, Problem> {
-    let found = relay.upstream.backend().get(key).await;
+    metrics::counter!("springtide_relay_documents_total").increment(1);
+    let (upstream, place) = (relay.upstream.backend().clone(), key.clone());
+    if key.as_ref().ends_with(".json") {
+        let request = async move { read_document(upstream.as_ref(), &place).await };
+        return Ok(relay.documents.join(key, request).await?.into_response());
+    }
+    let found = upstream.get(key).await;
     let found = found.map_err(|error| upstream_problem(key, &error))?;
     let length = found.meta.size;
     let body = match found.payload {
         GetResultPayload::Stream(chunks) => Body::from_stream(chunks),
         GetResultPayload::File(..) => Body::from_stream(found.into_stream()),
     };
-    metrics::counter!("springtide_relay_documents_total").increment(1);
     Ok((StatusCode::OK, [(header::CONTENT_LENGTH, length)], body).into_response())
+}
+
+async fn read_document(upstream: &dyn ObjectStore, key: &Key) -> Result<Bytes, Problem> {
+    let found = upstream.get(key).await;
+    let found = found.map_err(|error| upstream_problem(key, &error))?;
+    if found.meta.size > DOCUMENT_BYTES_MAX {
+        let detail = format!(
+            "{key} has {} bytes; a document has at most {DOCUMENT_BYTES_MAX}",
+            found.meta.size
+        );
+        return Err(Problem::bad_request(detail));
+    }
+    found.bytes().await.map_err(|error| upstream_problem(key, &error))
 }
 
 /// The bytes of a range (default: all), part by part as they arrive. If a part fails, the
@@ -229,6 +275,9 @@ fn object_problem(key: &Key, error: &store::Error) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::Request;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tower::ServiceExt as _;
 
     #[test]
     fn ranges_follow_http() {
@@ -260,6 +309,72 @@ mod tests {
         assert_eq!(list_up_to(&upstream, &prefix, 3).await.unwrap().len(), 3);
         let refused = list_up_to(&upstream, &prefix, 2).await.err().unwrap();
         assert!(refused.document().to_string().contains("more than 2 objects"));
+    }
+
+    /// A relay with an empty cache in `folder`.
+    fn relay(upstream: Store, folder: &std::path::Path) -> Router {
+        let limits = store::Limits {
+            bytes_max: 1 << 20,
+            streams: 1,
+        };
+        router(upstream, Cache::open(folder, limits).unwrap(), &Auth::fixed(None))
+    }
+
+    async fn ask(relay: &Router, method: &str, path: &str) -> (Response, Bytes) {
+        let request = Request::builder().method(method).uri(format!("/v1/store{path}"));
+        let request = request.body(Body::empty()).unwrap();
+        let (parts, body) = relay.clone().oneshot(request).await.unwrap().into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        (Response::from_parts(parts, Body::empty()), bytes)
+    }
+
+    #[tokio::test]
+    async fn asking_for_an_objects_size_downloads_nothing() {
+        let upstream = Store::over(Arc::new(object_store::memory::InMemory::new()));
+        let object = upstream
+            .put_object("demo", &Bytes::from_static(b"weights"))
+            .await
+            .unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let relay = relay(upstream, folder.path());
+        let path = format!("/policy/demo/object/{}", object.digest);
+        let (head, body) = ask(&relay, "HEAD", &path).await;
+        assert_eq!((head.status(), body.len()), (StatusCode::OK, 0));
+        assert_eq!(head.headers()[header::CONTENT_LENGTH], "7");
+        tokio::task::yield_now().await;
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(ask(&relay, "GET", &path).await.1, "weights");
+        assert_eq!(
+            ask(&relay, "HEAD", "/policy/demo/none.json").await.0.status(),
+            StatusCode::NOT_FOUND
+        );
+    }
+
+    #[tokio::test]
+    async fn equal_requests_at_once_are_one_request_of_the_upstream() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = asked.clone();
+        let answer = move || {
+            let nth = counter.fetch_add(1, Ordering::SeqCst);
+            async move { format!(r#"{{"objects": [{{"key": "policy/demo/{nth}", "size_bytes": 7}}]}}"#) }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        let folder = tempfile::tempdir().unwrap();
+        let relay = relay(super::super::open(&url, None).unwrap(), folder.path());
+        for path in ["/policy/demo/statement.json", "?prefix=policy/demo/revocation"] {
+            for round in [1, 2] {
+                let before = asked.load(Ordering::SeqCst);
+                let answers = futures::future::join_all((0..20).map(|_| ask(&relay, "GET", path))).await;
+                assert_eq!(asked.load(Ordering::SeqCst) - before, 1, "{path}, round {round}");
+                let new = format!("policy/demo/{before}");
+                for (response, body) in answers {
+                    assert_eq!(response.status(), StatusCode::OK);
+                    assert!(String::from_utf8_lossy(&body).contains(&new), "each round asks anew");
+                }
+            }
+        }
     }
 
     #[test]

@@ -83,6 +83,10 @@ pub struct Options {
     pub state_dir: PathBuf,
     /// Time between two polls of the store, in milliseconds. Announcements arrive sooner. Default: 250.
     pub poll_interval_ms: u64,
+    /// How old the store's timestamp may be for a replica that has no trust state yet, in seconds. With
+    /// more than 60 it can start while `control` is away, and whoever controls the store can give it
+    /// a release that was replaced in that time. Default: 60.
+    pub first_timestamp_seconds_max: u64,
     /// Time between two reports to the control role, in milliseconds. Default: 1000.
     pub heartbeat_interval_ms: u64,
     /// Threads of the exact model that an engine is compared with. Default: 1.
@@ -116,6 +120,7 @@ impl Default for Options {
             api_key: None,
             state_dir: PathBuf::from(".springtide/follow"),
             poll_interval_ms: 250,
+            first_timestamp_seconds_max: 60,
             heartbeat_interval_ms: 1000,
             threads: 1,
         }

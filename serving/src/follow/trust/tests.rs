@@ -465,6 +465,29 @@ async fn revocations_without_a_right_leave_no_trace_in_the_state() {
     assert_eq!(trust.state.revocations().len(), 1, "one that counts is remembered");
 }
 
+#[tokio::test]
+async fn a_new_replica_starts_while_control_is_away_if_it_is_told_to() {
+    let scene = Scene::new().await;
+    scene.timestamp(3, 600, &scene.release);
+    let refused = newest_version(&mut scene.trust().unwrap(), 0).await.unwrap_err();
+    assert!(
+        format!("{refused:#}").contains("is `springtide control` running?"),
+        "{refused:#}"
+    );
+    let patient = || scene.trust().unwrap().with_first_age_max(Duration::from_secs(3600));
+    let mut trust = patient();
+    assert_eq!(newest_version(&mut trust, 0).await.unwrap(), Some(3));
+    // what comes later needs a fresh one, also after a restart
+    scene.assign(4, 4, &scene.release);
+    for trust in [&mut trust, &mut patient()] {
+        let refused = newest_version(trust, 3).await.unwrap_err();
+        assert!(
+            format!("{refused:#}").contains("newer assignments may be missing"),
+            "{refused:#}"
+        );
+    }
+}
+
 /// What followers with and without a history serve, five seconds after the last change.
 async fn served(scene: &Scene, running: &mut Trust, in_force: i64) -> [Result<Option<i64>, String>; 2] {
     running.checked = None;
