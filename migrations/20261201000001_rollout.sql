@@ -44,18 +44,3 @@ create table rollout (
 -- What a run still works on is little; what it has spent is much.
 create index rollout_unspent on rollout (run_id, draw, id) where state <> 'spent';
 create index rollout_by_run on rollout (run_id, state);
-
--- Rollouts that somebody else has rewarded too: feedback about their episode by the metric of rewards that is not one of
--- `own`, the trainer's. `train` may read no feedback, so it runs with the owner's rights, and tells nothing else.
-create function rewards_of_others(rollouts uuid[], own uuid[]) returns setof uuid
-language sql stable as $$
-    select distinct episode_id from feedback
-    where episode_id = any (rollouts) and metric_name = 'reward' and id <> all (own)
-$$;
-alter function rewards_of_others(uuid[], uuid[]) security definer;
-do $$
-begin
-    execute format('alter function rewards_of_others(uuid[], uuid[]) set search_path = %I, pg_temp', current_schema());
-end
-$$;
-revoke execute on function rewards_of_others(uuid[], uuid[]) from public;

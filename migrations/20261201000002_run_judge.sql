@@ -122,7 +122,7 @@ begin
             to springtide_ingest;
     end if;
     if exists (select from pg_roles where rolname = 'springtide_train') then
-        grant execute on function rewards_of_others(uuid[], uuid[]), drop_without_consent(text, uuid, uuid, integer), dataset_members(text, jsonb, boolean),
+        grant execute on function drop_without_consent(text, uuid, uuid, integer), dataset_members(text, jsonb, boolean),
             dataset_tenants(text)
             to springtide_train;
     end if;

@@ -245,7 +245,7 @@ async fn rewards_that_an_agent_posts_count_for_nothing() {
     );
     let events = get(format!("{run}/events")).await;
     assert!(
-        events.to_string().contains("somebody else than the harness"),
+        events.to_string().contains("another reward than their harness posted"),
         "{events}"
     );
 }

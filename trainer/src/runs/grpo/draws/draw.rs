@@ -1,6 +1,6 @@
 //! A draw as it is read from the database, once all of its rollouts have ended.
 
-use super::{Draws, feedback_id};
+use super::Draws;
 use crate::learn::advantage;
 use crate::learn::sample::Sample;
 use crate::runs::claim;
@@ -180,35 +180,31 @@ impl Draws<'_> {
         Ok(kept)
     }
 
-    /// Gives rollouts that somebody else has rewarded too the reward that their harness posted: the first
-    /// feedback would decide, and the agent knows enough to send it.
+    /// Gives every rollout the reward that its harness posted. What closed its episode may be feedback of
+    /// somebody else: the first one decides there, and the agent knows enough to send it.
     async fn use_own_rewards(
         &self,
         executor: &Executor<'_>,
         draw: &Draw,
         samples: &mut [Sample],
     ) -> anyhow::Result<()> {
-        let (rollouts, own): (Vec<Uuid>, Vec<Uuid>) = draw.graded.keys().map(|id| (*id, feedback_id(*id))).unzip();
-        let others = sqlx::query_scalar!(
-            r#"select rollout as "rollout!" from rewards_of_others($1, $2) as rollout"#,
-            &rollouts,
-            &own
-        )
-        .fetch_all(&self.trainer.pool)
-        .await
-        .context("look for rewards of others")?;
+        let mut others = BTreeSet::new();
+        for sample in samples {
+            let rollout = sample.turn.as_ref().map(|turn| turn.episode);
+            let Some((id, graded)) = rollout.and_then(|id| Some((id, draw.graded.get(&id)?))) else {
+                continue;
+            };
+            if sample.reward != graded.reward {
+                others.insert(id);
+                sample.reward = graded.reward;
+            }
+        }
         if others.is_empty() {
             return Ok(());
         }
-        for sample in samples {
-            let rollout = sample.turn.as_ref().map(|turn| turn.episode);
-            let graded = rollout
-                .filter(|id| others.contains(id))
-                .and_then(|id| draw.graded.get(&id));
-            sample.reward = graded.map_or(sample.reward, |graded| graded.reward);
-        }
         let message = format!(
-            "somebody else than the harness has posted rewards for {} rollouts: they count for nothing",
+            "{} rollouts closed with another reward than their harness posted, which counts: somebody else has \
+             posted one, or the surface `environment` changes rewards",
             others.len()
         );
         executor.append_event("warn", &message).await
