@@ -10,11 +10,12 @@ the model answers there belongs to the attempt.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -169,6 +170,10 @@ class Lease:
     #: The `model` of requests.
     model: str
     expires_at: datetime
+    #: How long it lasts from the answer that handed it out, and from each renewal.
+    lease_seconds: float
+    #: Sent with renewals and the reward. Keep it from the agent: who knows it sets the reward.
+    secret: str = field(repr=False)
     _control: _Control = field(repr=False)
     _ended: bool = False
     _left: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -183,6 +188,8 @@ class Lease:
             anthropic_base_url=str(_member(answer, "anthropic_base_url")),
             model=str(_member(answer, "model")),
             expires_at=_time(_member(answer, "expires_at")),
+            lease_seconds=float(_member(answer, "lease_seconds")),
+            secret=str(_member(answer, "secret")),
             _control=control,
         )
 
@@ -192,11 +199,17 @@ class Lease:
         return self._control.api_key or "unused"
 
     def reward(self, value: float) -> None:
-        """Ends the attempt with a reward. Sent again until the server has it."""
+        """Ends the attempt with a reward. Sent again until the server has it.
+
+        `ValueError` if it is not a finite number: the attempt goes on.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"the reward is {value}, not a finite number")
         self._end("reward", {"reward": float(value)})
 
     def fail(self, reason: str, *, timed_out: bool = False) -> None:
         """Ends the attempt without a reward, which is not a reward of 0. Another is offered in its place.
+        One that took too long (`timed_out`) gets the run's `failure_reward` instead.
 
         `reason` is shown to people; put no text of the task into it.
         """
@@ -204,14 +217,14 @@ class Lease:
 
     def renew(self) -> None:
         """Takes more time. `with` does this by itself."""
-        answer = self._control.post(f"/v1/leases/{self.id}/renew", {}, repeatable=True)
+        answer = self._control.post(f"/v1/leases/{self.id}/renew", {"secret": self.secret}, repeatable=True)
         self.expires_at = _time(_member(answer, "expires_at"))
 
     def _end(self, how: str, body: dict[str, Any]) -> None:
         if self._ended:
             raise ValueError("this lease has ended: each gets one reward or one failure")
         self._ended = True
-        self._control.post(f"/v1/leases/{self.id}/{how}", body, repeatable=True)
+        self._control.post(f"/v1/leases/{self.id}/{how}", {**body, "secret": self.secret}, repeatable=True)
 
     def __enter__(self) -> Lease:
         self._renewing = threading.Thread(target=self._renew_until_left, name=f"lease-{self.id}", daemon=True)
@@ -221,9 +234,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # a renewal under way may be repeated for long: nobody waits for it
         self._left.set()
-        if self._renewing is not None:
-            self._renewing.join()
         if self._ended:
             return
         if kind is None:
@@ -236,18 +248,19 @@ class Lease:
             log.warning("lease %s: the failure was not accepted: %s", self.id, refused)
 
     def _renew_until_left(self) -> None:
-        while True:
-            left = (self.expires_at - datetime.now(timezone.utc)).total_seconds()
-            if self._left.wait(max(left * RENEW_AFTER, 0.05)):
-                return
+        # by the time that passes here: this clock may differ from the server's
+        wait = self.lease_seconds * RENEW_AFTER
+        while not self._left.wait(wait):
             try:
                 self.renew()
-            except ProblemError as refused:
-                if refused.status not in MAY_SUCCEED_LATER:
-                    log.warning("lease %s is not renewed: %s", self.id, refused)
-                    return
+                wait = self.lease_seconds * RENEW_AFTER
             except SpringtideError as error:
-                log.warning("lease %s is not renewed now: %s", self.id, error)
+                if self._left.is_set():
+                    return
+                log.warning("lease %s is not renewed: %s", self.id, error)
+                if isinstance(error, ProblemError) and error.status not in MAY_SUCCEED_LATER:
+                    return
+                wait = min(wait, self.lease_seconds / 20)
 
 
 class _Failures:

@@ -45,7 +45,7 @@ class Stack:
     def lease(self, task: dict[str, str]) -> Answer:
         name = task["prompt"].replace(" ", "")
         expires_at = datetime.now(timezone.utc) + timedelta(minutes=10)
-        lease = {"id": name, "task": task, "model": "demo@run-r", "expires_at": expires_at.isoformat()}
+        lease = {"id": name, "task": task, "model": "demo@run-r", "expires_at": expires_at.isoformat(), "lease_seconds": 600, "secret": "s"}
         base_url = f"{self.url}/lease/{name}"
         return Answer(201, {**lease, "base_url": f"{base_url}/v1", "anthropic_base_url": base_url})
 

@@ -32,6 +32,8 @@ def lease(name: str = "a", seconds: float = 600) -> Answer:
             "anthropic_base_url": f"http://serve/lease/{name}",
             "model": "demo@run-r",
             "expires_at": expires_at.isoformat().replace("+00:00", "Z"),
+            "lease_seconds": seconds,
+            "secret": f"secret of {name}",
         },
     )
 
@@ -111,22 +113,37 @@ def test_a_lease_that_is_left_without_a_reward_has_failed() -> None:
 def test_a_lease_gets_one_reward() -> None:
     with serving(lease(), DONE) as server, run_at(server) as run:
         with next(run.leases()) as one:
+            with pytest.raises(ValueError, match="not a finite number"):
+                one.reward(float("nan"))
             one.reward(1)
             with pytest.raises(ValueError, match="has ended"):
                 one.reward(0)
-    assert len(server.received) == 2
+    assert [received.body for received in server.received[1:]] == [{"reward": 1.0, "secret": "secret of a"}]
+    assert "secret of a" not in repr(one)
 
 
 def test_a_lease_is_renewed_while_the_agent_works() -> None:
     later = datetime.now(timezone.utc) + timedelta(hours=1)
     renewed = Answer(200, {"object": "rollout", "expires_at": later.isoformat()})
-    with serving(lease(seconds=0.1), renewed, DONE) as server, run_at(server) as run:
+    with serving(lease(seconds=1.5), renewed, DONE) as server, run_at(server) as run:
         with next(run.leases()) as one:
             until = time.monotonic() + 20
             while one.expires_at != later and time.monotonic() < until:
                 time.sleep(0.01)
             one.reward(1)
     assert paths(server)[1:] == ["/v1/leases/a/renew", "/v1/leases/a/reward"]
+
+
+def test_a_lease_is_renewed_by_the_time_that_passes_and_not_by_a_clock_that_is_off() -> None:
+    past = (datetime.now(timezone.utc) - timedelta(minutes=10)).isoformat()
+    handed_out = lease(seconds=600)
+    assert handed_out.body is not None
+    handed_out.body["expires_at"] = past
+    with serving(handed_out, DONE) as server, run_at(server) as run:
+        with next(run.leases()) as one:
+            time.sleep(0.3)
+            one.reward(1)
+    assert paths(server)[1:] == ["/v1/leases/a/reward"]
 
 
 def test_a_lost_lease_is_not_renewed_again() -> None:

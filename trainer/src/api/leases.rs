@@ -60,6 +60,8 @@ struct Lease {
     model: String,
     #[serde(with = "time::serde::rfc3339")]
     expires_at: OffsetDateTime,
+    /// How long it lasts from this answer on, and from the answer to each renewal.
+    lease_seconds: u32,
     /// For the harness, which renews and ends the lease with it. Do not give it to the agent: who knows it sets
     /// the reward.
     secret: String,
@@ -186,6 +188,7 @@ impl Shared {
             base_url,
             model,
             expires_at,
+            lease_seconds: pulled.lease_seconds,
             secret,
         }))
     }
