@@ -67,7 +67,7 @@ def test_leases_are_handed_out_until_the_run_has_ended() -> None:
     asked = "/v1/runs/r/leases"
     rewarded = [f"/v1/leases/{name}/reward" for name in "ab"]
     assert paths(server) == [asked, asked, rewarded[0], asked, rewarded[1], asked, "/v1/runs/r"]
-    assert server.received[2].body == {"reward": 1.0}
+    assert server.received[2].body == {"reward": 1.0, "secret": "secret of a"}
     assert all(received.headers["authorization"] == "Bearer secret" for received in server.received)
 
 
@@ -82,7 +82,7 @@ def test_a_reward_is_sent_until_the_server_has_it() -> None:
     with serving(lease(), Answer(hang_up=True), Answer(503, {}), DONE) as server, run_at(server) as run:
         with next(run.leases()) as one:
             one.reward(0.5)
-    assert [received.body for received in server.received[1:]] == [{"reward": 0.5}] * 3
+    assert [received.body for received in server.received[1:]] == [{"reward": 0.5, "secret": "secret of a"}] * 3
 
 
 def test_an_exception_fails_the_attempt_and_its_text_stays_here() -> None:
@@ -91,7 +91,7 @@ def test_an_exception_fails_the_attempt_and_its_text_stays_here() -> None:
             with next(run.leases()):
                 raise ValueError("secret text")
     assert paths(server)[1] == "/v1/leases/a/fail"
-    assert server.received[1].body == {"reason": "ValueError", "timed_out": False}
+    assert server.received[1].body == {"reason": "ValueError", "timed_out": False, "secret": "secret of a"}
 
 
 def test_a_time_out_has_its_own_code() -> None:

@@ -21,16 +21,21 @@ async fn grade_with(source: &str, text: &str, options: Options) -> Result<f64, E
     grade(source, &Sandboxes::new(options), &sample).await
 }
 
-/// Runs the completion as a file, in a process of its own, beside a test.
+/// Calls the completion's function in a process of its own, and compares the results here: as in the guide.
 const RUNS_TESTS: &str = r#"
-import subprocess, sys
+import json, subprocess, sys
 
-TEST = "from solution import add; assert add(1, 2) == 3 and add(-1, 1) == 0; print('passed')"
+CASES = [([1, 2], 3), ([-1, 1], 0)]
+CALLS = "import json, sys; from solution import add; print(json.dumps([add(*c) for c in json.load(sys.stdin)]))"
 
 def grade(sample, item):
     open("solution.py", "w").write(sample["output_text"])
-    command = [sys.executable, "-c", TEST]
-    return float(subprocess.run(command, capture_output=True, text=True).stdout == "passed\n")
+    calls = json.dumps([arguments for arguments, _ in CASES])
+    run = subprocess.run([sys.executable, "-c", CALLS], input=calls, capture_output=True, text=True)
+    try:
+        return float(json.loads(run.stdout) == [result for _, result in CASES])
+    except ValueError:
+        return 0.0
 "#;
 
 #[tokio::test]
@@ -42,6 +47,10 @@ async fn a_completion_is_graded_by_running_tests_on_it() {
         "def add(a, b",
         "",
         "raise SystemExit(0)",
+        "import os\nprint('passed'); os._exit(0)",
+        // what would know the results
+        "import os\nopen('grader.py'); print('[3, 0]', flush=True); os._exit(0)",
+        "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb'); print('[3, 0]', flush=True); os._exit(0)",
     ] {
         assert_eq!(grade_with(RUNS_TESTS, wrong, options()).await, Ok(0.0), "{wrong}");
     }
