@@ -79,6 +79,9 @@ async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
     };
     let service = Service::start_with(&stack, options).await;
     let mut storing = stack.pool_of("ingest").begin().await.unwrap();
+    // As a sink does first.
+    let lock = "lock table consumer_offset in row exclusive mode";
+    storing.execute(lock).await.unwrap();
     // `stored_at` is the start of the transaction, but the row is visible only after its end.
     let insert = "insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at) \
                   values ($1, 'default', $2, 'accept', true, now())";
