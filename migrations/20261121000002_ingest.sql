@@ -72,6 +72,7 @@ end
 $$;
 
 create index generation_by_version on generation (policy, version, id);
+create index generation_rollout on generation (run_id, id) where purpose = 'rollout';  -- those that nothing was decided about
 create index generation_by_episode on generation (episode_id, id);  -- the newest of an episode, which may have any number
 
 -- What still waits for its horizon. A row appears with its generation and goes with its trajectory, in one transaction each.

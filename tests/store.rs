@@ -327,8 +327,12 @@ async fn commands_list_check_keep_and_collect_the_store() {
 
     // A lost version that only a run needs is found where the database can be asked.
     let lost = head - 1;
-    let known = json(&stack, &["inspect", &lost.to_string(), "--json"], false).await;
-    std::fs::remove_file(objects(&stack).join(known["delta"]["digest"].as_str().unwrap())).unwrap();
+    // Its own delta, that of the head, which works in reverse, and those over several steps lead to it.
+    std::fs::remove_dir_all(policy_folder(&stack).join("fold")).unwrap();
+    for version in [lost, head] {
+        let of = json(&stack, &["inspect", &version.to_string(), "--json"], false).await;
+        std::fs::remove_file(objects(&stack).join(of["delta"]["digest"].as_str().unwrap())).unwrap();
+    }
     let (success, stdout, stderr) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
     assert!(success, "{stdout}{stderr}");
     let need = "insert into run (kind, policy, line, status, config, base_version)
@@ -346,11 +350,8 @@ async fn commands_list_check_keep_and_collect_the_store() {
     );
 
     // Damage makes fsck fail.
-    for what in ["image", "delta"] {
-        let digest = known[what]["digest"].as_str().unwrap();
-        std::fs::remove_file(objects(&stack).join(digest)).unwrap();
-    }
-    std::fs::remove_dir_all(policy_folder(&stack).join("fold")).unwrap();
+    let digest = known["image"]["digest"].as_str().unwrap();
+    std::fs::remove_file(objects(&stack).join(digest)).unwrap();
     let (success, stdout, stderr) = policy(&stack, &["fsck"], false).await;
     assert!(
         !success && stderr.contains("NOT whole") && stdout.contains("ERROR: "),

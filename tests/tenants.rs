@@ -12,7 +12,7 @@ use edge::auth::{Scope, Scopes};
 use edge::tenant;
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Executor, PgPool};
+use sqlx::{Executor, PgPool};
 
 use crate::control::Control;
 use crate::support::{Stack, operations};
@@ -306,59 +306,4 @@ async fn the_trainers_key_must_be_of_its_policys_tenant() {
     assert!(!output.status.success(), "{log}");
     assert!(log.contains("trainer.api_key is a key of the tenant theirs"), "{log}");
     assert!(log.contains("--tenant ours"), "{log}");
-}
-
-/// Runs the migrations up to this version, without it.
-async fn migrate_until(pool: &PgPool, version: i64) {
-    pool.execute("drop schema public cascade; create schema public")
-        .await
-        .unwrap();
-    for migration in sqlx::migrate!().iter().filter(|migration| migration.version < version) {
-        let sql = AssertSqlSafe(migration.sql.as_str().to_owned());
-        sqlx::raw_sql(sql).execute(pool).await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn deployments_from_before_go_on_learning_from_the_tenants_they_learned_from() {
-    const TENANTS: i64 = 20_261_126_000_003;
-    let stack = Stack::start("from_before").await;
-    let pool = &stack.pool;
-    migrate_until(pool, TENANTS).await;
-    pool.execute(
-        "insert into version (policy, serial, root, line, branch, manifest_key, image_bytes)
-         values ('demo', 1, '', 'realtime', 0, '', 1), ('other', 1, '', 'realtime', 0, '', 1);
-         insert into line (policy, line, head) values ('demo', 'realtime', 1);
-         insert into tenant (id) values ('acme'), ('no-events');
-         insert into event_key (tenant_id, source, event_id, digest)
-         select t, s, e::text, '' from unnest(array['default', 'acme', 'kafka-only']) t, unnest(array['a', 'b']) s,
-                generate_series(1, 50) e;
-         insert into feedback (id, tenant_id, generation_id, metric_name, value_bool, given_at)
-         values (uuidv7(), 'acme', uuidv7(), 'accept', true, now())",
-    )
-    .await
-    .unwrap();
-    for migration in sqlx::migrate!().iter().filter(|migration| migration.version >= TENANTS) {
-        let sql = AssertSqlSafe(migration.sql.as_str().to_owned());
-        sqlx::raw_sql(sql).execute(pool).await.unwrap();
-    }
-    let policies: Vec<(String, String)> = sqlx::query_as("select name, tenant_id from policy order by name")
-        .fetch_all(pool)
-        .await
-        .unwrap();
-    let of_default = |name: &str| (name.to_owned(), "default".to_owned());
-    assert_eq!(policies, [of_default("demo"), of_default("other")]);
-    for policy in ["demo", "other"] {
-        let tenants: Vec<String> = sqlx::query_scalar("select unnest(consenting_tenants($1)) order by 1")
-            .bind(policy)
-            .fetch_all(pool)
-            .await
-            .unwrap();
-        assert_eq!(tenants, ["acme", "default", "kafka-only"]);
-    }
-    let none: Vec<String> = sqlx::query_scalar("select unnest(consenting_tenants('unknown'))")
-        .fetch_all(pool)
-        .await
-        .unwrap();
-    assert_eq!(none, Vec::<String>::new());
 }

@@ -107,7 +107,14 @@ pub async fn fleet(world: &World, wrong: Wrong) -> String {
 pub async fn ingest(world: &World, stop: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let pool = world.stack.pool_of("ingest");
     tokio::spawn(::ingest::run(
-        ::ingest::Options::default(),
+        ::ingest::Options {
+            // What the fleet answers to itself closes soon.
+            surface: vec![::ingest::reward::Definition {
+                horizon_seconds: 3.0,
+                ..::ingest::reward::Definition::completion()
+            }],
+            ..::ingest::Options::default()
+        },
         world.stack.kafka.clone(),
         pool.clone(),
         Auth::new(AuthOptions::default(), pool),
