@@ -83,7 +83,10 @@ const ATTACKS: &[(&str, &str)] = &[
     ("ingest", "insert into disposition select * from disposition"),
     ("control", "update trajectory set reward = 1"),
     ("train", "update trajectory set reward = 1"),
-    ("train", "insert into generation (id, tenant_id) select id, tenant_id from generation"),
+    (
+        "train",
+        "insert into generation (id, tenant_id) select id, tenant_id from generation",
+    ),
     ("control", "insert into feedback select * from feedback"),
     ("control", "insert into judgement select * from judgement"),
     ("train", "update judgement set value_bool = true"),

@@ -80,7 +80,19 @@ fn psql(place: &Place, arguments: &[&str]) -> Output {
     let libraries = format!("LD_LIBRARY_PATH={}", open.path().display());
     let psql = open.path().join("psql").display().to_string();
     let port = place.ports[4].to_string();
-    let common = [&*libraries, &psql, "-p", &port, "-U", "postgres", "-d", "postgres", "-w", "-c", "select 1"];
+    let common = [
+        &*libraries,
+        &psql,
+        "-p",
+        &port,
+        "-U",
+        "postgres",
+        "-d",
+        "postgres",
+        "-w",
+        "-c",
+        "select 1",
+    ];
     as_nobody("env", &[&common, arguments].concat())
 }
 

@@ -303,7 +303,10 @@ async fn a_role_that_ends_three_times_for_the_same_reason_ends_the_start() {
     .await;
     assert!(!status.success());
     let story = place.story();
-    assert!(story.contains("the policy of Broken-Model is named broken-model"), "{story}");
+    assert!(
+        story.contains("the policy of Broken-Model is named broken-model"),
+        "{story}"
+    );
     assert!(
         story.contains("train does not start: it ended 3 times, each time for the same reason"),
         "{story}"

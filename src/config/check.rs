@@ -266,7 +266,10 @@ mod tests {
             let mut config = Config::default();
             config.policy.name = name.to_owned();
             let why = format!("{:#}", config.check().unwrap_err());
-            assert!(why.contains("policy.name") && why.contains("is not a policy's name"), "{why}");
+            assert!(
+                why.contains("policy.name") && why.contains("is not a policy's name"),
+                "{why}"
+            );
         }
     }
 

@@ -147,7 +147,11 @@ impl Results {
             let average = |value: fn(&Run) -> f64| mean(runs.iter().map(|run| value(run)));
             let differences: Vec<f64> = runs.iter().filter_map(|run| self.minus_ours(run)).collect();
             let samples = (self.settings.steps as usize * self.settings.cohort).max(1) as f64;
-            let largest = runs.iter().map(|run| run.difference_max).max_by(f64::total_cmp).unwrap_or(0.0);
+            let largest = runs
+                .iter()
+                .map(|run| run.difference_max)
+                .max_by(f64::total_cmp)
+                .unwrap_or(0.0);
             table += &format!(
                 "| {sampled_by} | {correction} | {:.1e} | {:.1e}, {:.1e}, {largest:.1e} | {:.3}%, {:.3}%, {:.2}% | {:.2}% | {:.5} | {:+.4} | \
                  {:+.4} ± {:.4} | {:.1}% | {:.1}% |\n",

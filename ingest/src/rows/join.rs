@@ -88,7 +88,10 @@ pub(crate) async fn announce_writes(connection: &mut PgConnection, ids: &[Tenant
 /// The ids that other transactions have announced. Does not wait.
 ///
 /// Until this transaction ends, no other transaction can announce the other ids.
-pub(crate) async fn ids_being_written(connection: &mut PgConnection, ids: &[TenantId]) -> sqlx::Result<HashSet<TenantId>> {
+pub(crate) async fn ids_being_written(
+    connection: &mut PgConnection,
+    ids: &[TenantId],
+) -> sqlx::Result<HashSet<TenantId>> {
     let (tenants, ids): (Vec<String>, Vec<Uuid>) = ids.iter().cloned().unzip();
     let announced = sqlx::query!(
         "select tenant_id as \"tenant_id!\", id as \"id!\" from unnest($1::text[], $2::uuid[]) as asked (tenant_id, id) \

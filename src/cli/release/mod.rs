@@ -113,8 +113,14 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     // before the first version there is none
     let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
     let unread = |error: anyhow::Error| json!({"unread": format!("{error:#}")});
-    let canaries = client.get("/v1/canaries", &[("limit", "20")]).await.unwrap_or_else(unread);
-    let judgments = client.get("/v1/judgments", &[("limit", HISTORY)]).await.unwrap_or_else(unread);
+    let canaries = client
+        .get("/v1/canaries", &[("limit", "20")])
+        .await
+        .unwrap_or_else(unread);
+    let judgments = client
+        .get("/v1/judgments", &[("limit", HISTORY)])
+        .await
+        .unwrap_or_else(unread);
     let is_under_way = |canary: &&Value| canary["share"].as_f64() > Some(0.0) || canary["state"] == "shadow";
     let canary = rows(&canaries["canaries"]).find(is_under_way);
     let document = json!({

@@ -390,7 +390,10 @@ async fn compare(updated: &str, fresh: &str, version: &LoadedVersion) -> anyhow:
         for (one, other) in one.iter().zip(&other) {
             comparison.other_tokens += usize::from(one.0 != other.0);
             let difference = (one.1 - other.1).abs();
-            anyhow::ensure!(difference.is_finite(), "a log-probability of {updated} or {fresh} is not finite");
+            anyhow::ensure!(
+                difference.is_finite(),
+                "a log-probability of {updated} or {fresh} is not finite"
+            );
             comparison.largest_difference = comparison.largest_difference.max(difference);
         }
     }
