@@ -114,7 +114,7 @@ async fn canaries_end_as_their_evidence_says_while_both_release_loops_are_killed
         loops.report.rolled_back += 1;
         judge(&loops.world, "good").await;
 
-        let better = loops.canary(0.9).await;
+        let better = loops.canary(0.8).await;
         assert_eq!(loops.until(&better, &["rolled_back", "champion"]).await, "champion");
         loops.report.promoted += 1;
         loops.kill(&better).await;
