@@ -332,6 +332,9 @@ async fn commands_list_check_keep_and_collect_the_store() {
     for version in [lost, head] {
         let of = json(&stack, &["inspect", &version.to_string(), "--json"], false).await;
         std::fs::remove_file(objects(&stack).join(of["delta"]["digest"].as_str().unwrap())).unwrap();
+        if let Some(checkpoint) = of["image"]["digest"].as_str().filter(|_| version == lost) {
+            std::fs::remove_file(objects(&stack).join(checkpoint)).unwrap();
+        }
     }
     let (success, stdout, stderr) = policy(&stack, &["fsck", "--grace", "0s"], true).await;
     assert!(success, "{stdout}{stderr}");
