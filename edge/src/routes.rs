@@ -44,6 +44,8 @@ pub struct Endpoint<S> {
     router: MethodRouter<S, Infallible>,
     body_bytes_max: usize,
     errors: Errors,
+    /// A scope that is enough, too.
+    other_scope: Option<Scope>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,7 @@ struct Operation {
     method: &'static str,
     /// `None`: needs no key.
     scope: Option<Scope>,
+    other_scope: Option<Scope>,
     summary: &'static str,
     errors: Errors,
 }
@@ -76,6 +79,7 @@ where
         router: routing::get(handler),
         body_bytes_max: BODY_BYTES_MAX,
         errors: Errors::Problem,
+        other_scope: None,
     }
 }
 
@@ -90,6 +94,7 @@ where
         router: routing::post(handler),
         body_bytes_max: BODY_BYTES_MAX,
         errors: Errors::Problem,
+        other_scope: None,
     }
 }
 
@@ -104,6 +109,7 @@ where
         router: routing::put(handler),
         body_bytes_max: BODY_BYTES_MAX,
         errors: Errors::Problem,
+        other_scope: None,
     }
 }
 
@@ -118,6 +124,7 @@ where
         router: routing::delete(handler),
         body_bytes_max: BODY_BYTES_MAX,
         errors: Errors::Problem,
+        other_scope: None,
     }
 }
 
@@ -137,6 +144,15 @@ impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     pub fn page(self) -> Self {
         Self {
             errors: Errors::ProblemOrPage,
+            ..self
+        }
+    }
+
+    /// Keys with this scope may use it, too.
+    #[must_use]
+    pub fn also_for(self, scope: Scope) -> Self {
+        Self {
+            other_scope: Some(scope),
             ..self
         }
     }
@@ -176,17 +192,33 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
     pub fn route(mut self, scope: Scope, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
         let checked = endpoint
             .router
-            .route_layer(middleware::from_fn_with_state(scope, require));
+            .route_layer(middleware::from_fn_with_state((scope, endpoint.other_scope), require));
         self.guarded = self.guarded.route(path, checked);
         self.body_bytes_max = self.body_bytes_max.max(endpoint.body_bytes_max);
-        self.operation(Some(scope), path, summary, endpoint.method, endpoint.errors)
+        self.operations.push(Operation {
+            path,
+            method: endpoint.method,
+            scope: Some(scope),
+            other_scope: endpoint.other_scope,
+            summary,
+            errors: endpoint.errors,
+        });
+        self
     }
 
     /// Adds a route for everybody.
     #[must_use]
     pub fn open_route(mut self, path: &'static str, summary: &'static str, endpoint: Endpoint<S>) -> Self {
         self.open = self.open.route(path, endpoint.router);
-        self.operation(None, path, summary, endpoint.method, endpoint.errors)
+        self.operations.push(Operation {
+            path,
+            method: endpoint.method,
+            scope: None,
+            other_scope: None,
+            summary,
+            errors: endpoint.errors,
+        });
+        self
     }
 
     /// Lets only keys of a policy's tenant, and administrators, use the routes added so far. Open
@@ -200,24 +232,6 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
             guarded: checked,
             ..self
         }
-    }
-
-    fn operation(
-        mut self,
-        scope: Option<Scope>,
-        path: &'static str,
-        summary: &'static str,
-        method: &'static str,
-        errors: Errors,
-    ) -> Self {
-        self.operations.push(Operation {
-            path,
-            method,
-            scope,
-            summary,
-            errors,
-        });
-        self
     }
 
     #[must_use]
@@ -259,6 +273,7 @@ impl Routes {
             path: "/openapi.json",
             method: "get",
             scope: None,
+            other_scope: None,
             summary: "This document",
             errors: Errors::Problem,
         });
@@ -310,12 +325,14 @@ impl IntoResponse for Document {
 }
 
 async fn require(
-    State(scope): State<Scope>,
+    State((scope, other)): State<(Scope, Option<Scope>)>,
     principal: Principal,
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    principal.require(scope)?;
+    if !other.is_some_and(|other| principal.scopes.allow(other)) {
+        principal.require(scope)?;
+    }
     Ok(next.run(request).await)
 }
 
@@ -344,7 +361,11 @@ fn document(title: &str, operations: &[Operation]) -> Value {
             "parameters": parameters.collect::<Vec<_>>(),
             // `{}`: without a key, if auth.required is false.
             "security": match operation.scope {
-                Some(scope) => json!([{"bearer": [scope.as_str()]}, {}]),
+                Some(scope) => {
+                    let scopes = [Some(scope), operation.other_scope].into_iter().flatten();
+                    let enough = scopes.map(|scope| json!({"bearer": [scope.as_str()]}));
+                    enough.chain([json!({})]).collect()
+                }
                 None => json!([{}]),
             },
             "responses": {
@@ -383,6 +404,12 @@ mod tests {
         Routes::new()
             .route(Scope::Read, "/v1/things", "List things", get(async || "things"))
             .route(Scope::Admin, "/v1/things", "Make a thing", post(async || "made"))
+            .route(
+                Scope::Admin,
+                "/v1/list",
+                "List",
+                get(async || "list").also_for(Scope::Read),
+            )
             .route(Scope::Read, "/v1/files/{*key}", "Read a file", get(async || "file"))
             .route(Scope::Read, "/v1/page", "Look", get(async || "page").page())
             .route(Scope::Read, "/v1/other", "Ask", get(async || "other").json_errors())
@@ -422,6 +449,8 @@ mod tests {
             ("GET", "/v1/things", Some("serving"), StatusCode::OK),
             ("POST", "/v1/things", None, StatusCode::UNAUTHORIZED),
             ("POST", "/v1/things", Some("serving"), StatusCode::FORBIDDEN),
+            ("GET", "/v1/list", None, StatusCode::UNAUTHORIZED),
+            ("GET", "/v1/list", Some("serving"), StatusCode::OK),
             ("GET", "/v1/files/a/b", None, StatusCode::UNAUTHORIZED),
             ("GET", "/v1/files/a/b", Some("serving"), StatusCode::OK),
             ("GET", "/health", None, StatusCode::OK),
@@ -441,6 +470,8 @@ mod tests {
         assert_eq!(security("/v1/things", "get"), json!({"bearer": ["read"]}));
         assert_eq!(security("/v1/things", "post"), json!({"bearer": ["admin"]}));
         assert_eq!(security("/health", "get"), json!({}));
+        let either = json!([{"bearer": ["admin"]}, {"bearer": ["read"]}, {}]);
+        assert_eq!(document["paths"]["/v1/list"]["get"]["security"], either);
         let file = &document["paths"]["/v1/files/{key}"]["get"];
         assert_eq!(file["parameters"][0]["name"], "key");
         let errors = |path: &str| {

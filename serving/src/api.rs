@@ -37,6 +37,7 @@ use axum::http::{HeaderMap, StatusCode};
 use edge::Problem;
 use edge::auth::Scope;
 use edge::json::Json;
+use edge::path::Path;
 use edge::routes::{Routes, get, post};
 use edge::sampler::SamplerKey;
 use futures::future::BoxFuture;
@@ -167,7 +168,13 @@ pub fn routes(api: Arc<Api>) -> Routes {
             Scope::Read,
             "/v1/models",
             "List the policy and its loaded versions",
-            get(models),
+            get(models).also_for(Scope::Completions),
+        )
+        .route(
+            Scope::Read,
+            "/v1/models/{id}",
+            "Show the policy or one of its loaded versions, by its id in the list",
+            get(one_model).also_for(Scope::Completions),
         )
         .open_route("/health", "Whether a version serves", get(get_health))
         .with_state(api)
@@ -175,7 +182,7 @@ pub fn routes(api: Arc<Api>) -> Routes {
 
 /// The policy itself, for which the experiment decides per user, then each loaded version by its
 /// aliases and its serial.
-async fn models(State(api): State<Arc<Api>>) -> Json<Value> {
+fn listed(api: &Api) -> Vec<Value> {
     let model = |id: String, version: Option<&LoadedVersion>| {
         json!({
             "id": id,
@@ -197,7 +204,18 @@ async fn models(State(api): State<Arc<Api>>) -> Json<Value> {
         let ids = names.iter().map(|name| format!("{}@{name}", api.policy));
         models.extend(ids.map(|id| model(id, Some(&version))));
     }
-    Json(json!({"object": "list", "data": models}))
+    models
+}
+
+async fn models(State(api): State<Arc<Api>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": listed(&api)}))
+}
+
+async fn one_model(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+    let model = listed(&api).into_iter().find(|model| model["id"] == id.as_str());
+    model
+        .map(Json)
+        .ok_or_else(|| Problem::not_found(format!("model {id} is not served; GET /v1/models lists those that are")))
 }
 
 /// Since when no arm has had an engine, as far as `/health` was asked.

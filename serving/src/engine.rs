@@ -137,7 +137,9 @@ pub struct SampleRequest {
 impl SampleRequest {
     /// Sampling one of these ends the sequence.
     pub fn stop_ids(&self) -> Vec<u32> {
-        let own = self.version.stop_ids.iter().filter(|_| !self.ends.ignore_eos);
+        let (decline, ignored) = (self.version.decline_id, self.ends.ignore_eos);
+        let own = self.version.stop_ids.iter();
+        let own = own.filter(|id| !ignored || decline == Some(**id));
         let mut ids: Vec<u32> = own.chain(&self.ends.stop_ids).copied().collect();
         ids.dedup();
         ids
@@ -148,7 +150,7 @@ impl SampleRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ends {
     pub stop_ids: Vec<u32>,
-    /// The version's own end nothing.
+    /// The version's own end nothing, but that which declines does.
     pub ignore_eos: bool,
     /// Nothing that ends it is sampled before so many tokens.
     pub min_tokens: usize,

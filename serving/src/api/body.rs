@@ -38,6 +38,12 @@ pub struct CommonFields {
     pub max_tokens: Option<i64>,
     pub n: Option<i64>,
     pub stop: Option<Value>,
+    /// vLLM's: sampling one of these ends the answer, too.
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// vLLM's: the model's own stop tokens do not end the answer.
+    pub ignore_eos: Option<bool>,
+    /// vLLM's: nothing ends the answer before so many tokens.
+    pub min_tokens: Option<usize>,
     pub seed: Option<i64>,
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,

@@ -12,7 +12,7 @@ use super::request::GenerationRequest;
 use super::sessions::Parent;
 use super::{Api, bar, deadline, experts, exploration, shadow};
 use crate::engine::caller::Caller;
-use crate::engine::{Constraint, Ends, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, events_max};
+use crate::engine::{Constraint, Finish, LoadedVersion, SampleEvent, SampleRequest, Started, events_max};
 use crate::options::LogAway;
 use crate::routing::Route;
 use edge::Problem;
@@ -387,7 +387,7 @@ impl ChoiceTask {
             seed: self.seed,
             suppressed: self.exploration.and_then(|exploration| exploration.suppressed),
             constraint: self.constraint.clone(),
-            ends: Ends::default(),
+            ends: request.ends.clone(),
             score_prompt: None,
             top_logprobs: request.logprobs.unwrap_or(0),
             caller: self.caller.clone(),

@@ -11,6 +11,10 @@ pub struct TextBuilder<'a> {
     tokenizer: Option<&'a Tokenizer>,
     decoder: Option<Decoder>,
     stops: StopMatcher,
+    /// The caller's ids that end the answer: no part of its text.
+    hidden: Vec<u32>,
+    /// Tokens to come in which no stop string counts.
+    unstoppable: usize,
     /// Whether the caller wants each token's own text.
     token_texts: bool,
     /// Text that was returned by `push`.
@@ -27,6 +31,8 @@ impl<'a> TextBuilder<'a> {
             tokenizer,
             decoder: tokenizer.map(|tokenizer| tokenizer.decoder_showing(layout.marks())),
             stops: StopMatcher::new(request.stops.clone()),
+            hidden: request.ends.stop_ids.clone(),
+            unstoppable: request.ends.min_tokens,
             token_texts: request.logprobs.is_some(),
             released: String::new(),
             is_first: true,
@@ -53,11 +59,15 @@ impl<'a> TextBuilder<'a> {
         }
         self.is_first = false;
         let piece = match &mut self.decoder {
-            Some(decoder) => decoder.push(token.id)?,
-            None => String::new(),
+            Some(decoder) if !self.hidden.contains(&token.id) => decoder.push(token.id)?,
+            _ => String::new(),
         };
         self.decoded += piece.chars().count();
-        let (text, stop) = self.stops.push(&piece);
+        let (text, stop) = match self.unstoppable {
+            0 => self.stops.push(&piece),
+            _ => (piece, None),
+        };
+        self.unstoppable = self.unstoppable.saturating_sub(1);
         self.released.push_str(&text);
         Ok((sampled, text, stop))
     }

@@ -5,7 +5,7 @@ use super::body::{ChatRequest, CommonFields, CompletionRequest};
 use super::constraint::{self, Constraint};
 use super::deadline::Deadline;
 use crate::engine::caller::Work;
-use crate::engine::{self, LoadedVersion, TrafficClass};
+use crate::engine::{self, Ends, LoadedVersion, TrafficClass};
 use crate::options::Options;
 use crate::routing::Route;
 use edge::Problem;
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 /// OpenAI's limits.
 const STOPS_MAX: usize = 4;
+const STOP_IDS_MAX: usize = 256;
 const LOGPROBS_MAX: i64 = 5;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
@@ -32,10 +33,9 @@ const SHORT_BYTES_MAX: usize = 2 << 10;
 const PROMPT_END_TOKENS: usize = 8;
 /// The surface of rollouts.
 const ROLLOUTS: &str = "rollout";
-/// The keys that `metadata` may have.
-const METADATA: &[&str] = &[
-    "purpose", "run_id", "task_id", "group_id", "consent", "segment", "train",
-];
+
+/// The code of answers whose end is not the policy's choice, so they are never trained on.
+const STEERED_END: &str = "steered_end";
 
 #[derive(Debug, Clone)]
 pub struct GenerationRequest {
@@ -47,6 +47,7 @@ pub struct GenerationRequest {
     pub params: Params,
     pub n: usize,
     pub stops: Vec<String>,
+    pub ends: Ends,
     /// Below 2^63, because it is stored as a signed integer.
     pub seed: Option<u64>,
     pub stream: bool,
@@ -124,10 +125,17 @@ impl GenerationRequest {
         let separate_reasoning = request.separate_reasoning.unwrap_or(false);
         let (conversation, constraint, params, common) = request.into_conversation()?;
         let prompt = Prompt::Chat(Box::new(conversation));
+        let request = Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)?;
+        if constraint.is_some() && request.ends != Ends::default() {
+            return Err(bad(
+                "an answer of a format, or with a tool that it must call, ends when it is whole; leave out \
+                 stop_token_ids, ignore_eos and min_tokens",
+            ));
+        }
         Ok(GenerationRequest {
             separate_reasoning,
             constraint,
-            ..Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)?
+            ..request
         })
     }
 
@@ -171,6 +179,22 @@ impl GenerationRequest {
             )));
         }
         let max_tokens = tokens_wanted("max_tokens", max_tokens)?;
+        let ends = Ends {
+            stop_ids: common.stop_token_ids.unwrap_or_default(),
+            ignore_eos: common.ignore_eos == Some(true),
+            min_tokens: common.min_tokens.unwrap_or(0),
+        };
+        if ends.stop_ids.len() > STOP_IDS_MAX {
+            let detail = format!("stop_token_ids has {} ids; at most {STOP_IDS_MAX}", ends.stop_ids.len());
+            return Err(bad(detail).with("field", "stop_token_ids"));
+        }
+        if let Some(max) = max_tokens.filter(|&max| max < ends.min_tokens) {
+            let detail = format!(
+                "min_tokens is {}; give at most max_tokens, which is {max}",
+                ends.min_tokens
+            );
+            return Err(bad(detail).with("field", "min_tokens"));
+        }
         let n = match common.n.unwrap_or(1) {
             n if (1..=options.choices_max as i64).contains(&n) => n as usize,
             n => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
@@ -186,6 +210,7 @@ impl GenerationRequest {
             params,
             n,
             stops: stops("stop", common.stop)?,
+            ends,
             seed,
             stream: common.stream.unwrap_or(false),
             include_usage: common.stream_options.unwrap_or_default().include_usage,
@@ -238,7 +263,8 @@ impl GenerationRequest {
     /// sampling of its own rollouts.
     pub fn untrainable(&self) -> Option<&'static str> {
         let constrained = self.constraint.is_some() && self.purpose != Purpose::Rollout;
-        constrained.then_some(constraint::UNTRAINABLE)
+        let steered = self.ends.ignore_eos || self.ends.min_tokens > 0;
+        (constrained.then_some(constraint::UNTRAINABLE)).or(steered.then_some(STEERED_END))
     }
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
@@ -299,11 +325,17 @@ impl GenerationRequest {
         if ids.is_empty() {
             return Err(bad("the prompt has no tokens; send at least one"));
         }
-        if let Some(id) = ids.iter().find(|id| **id >= version.vocab) {
+        let stops = &self.ends.stop_ids;
+        if let Some(id) = ids.iter().chain(stops).find(|id| **id >= version.vocab) {
             return Err(bad(format!(
                 "token id {id} is outside the vocabulary of {} tokens",
                 version.vocab
             )));
+        }
+        // before min_tokens none of these is sampled, and perhaps not the token that declines
+        let kept_out = stops.len() + version.stop_ids.len() + 1;
+        if self.ends.min_tokens > 0 && kept_out >= version.vocab as usize {
+            return Err(bad("stop_token_ids leaves no other token to sample; give fewer"));
         }
         Ok(ids.into())
     }
@@ -454,13 +486,8 @@ pub fn name(field: &str, value: String) -> Result<String, Problem> {
     Ok(value)
 }
 
+/// Other keys are the caller's own, as OpenAI has them.
 fn read_metadata(metadata: &Map<String, Value>) -> Result<(Purpose, Option<Uuid>), Problem> {
-    if let Some(key) = metadata.keys().find(|key| !METADATA.contains(&key.as_str())) {
-        return Err(bad(format!(
-            "metadata.{key} is not known; known are {}",
-            METADATA.join(", ")
-        )));
-    }
     let purpose = match text_of(metadata, "purpose")?.as_deref() {
         None | Some("production") => Purpose::Production,
         Some("rollout") => Purpose::Rollout,

@@ -563,6 +563,50 @@ async fn a_stop_token_is_logged_and_not_shown() {
 }
 
 #[tokio::test]
+async fn a_callers_stop_token_ends_the_answer_and_is_not_shown() {
+    let server = server().await;
+    let body = json!({"model": "demo@7", "prompt": "a", "max_tokens": 20, "stop_token_ids": [4, 9]});
+    let (status, answer) = server.complete(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "bcd");
+    assert_eq!(
+        (&choice["finish_reason"], &choice["stop_reason"]),
+        (&json!("stop"), &json!(4))
+    );
+    let logged = &server.log.generations()[0];
+    assert_eq!(logged.token_ids, [1, 2, 3, 4]);
+    assert_eq!(logged.untrainable, None, "the policy's own tokens");
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2, "stop_token_ids": [VOCAB]});
+    let (status, problem) = server.complete(body).await;
+    assert_eq!(status, 400, "{problem}");
+}
+
+#[tokio::test]
+async fn an_answer_whose_end_the_caller_moves_is_not_trained_on() {
+    let server = server().await;
+    let ask = async |fields: Value| {
+        let mut body = json!({"model": "demo@1", "prompt": "x", "max_tokens": 6, "seed": 1});
+        let fields = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(fields);
+        let (status, answer) = server.complete(body).await;
+        assert_eq!(status, 200, "{answer}");
+        let generation = server.log.generations().pop().unwrap();
+        assert_eq!(generation.untrainable.as_deref(), Some("steered_end"));
+        generation.token_ids
+    };
+    // by itself it is `y`, `z` and the end
+    let longer = ask(json!({"min_tokens": 5})).await;
+    assert!(longer.len() >= 5 && !longer[..5].contains(&END), "{longer:?}");
+    // what declines ends it all the same
+    let whole = ask(json!({"ignore_eos": true})).await;
+    assert_eq!(whole, [24, 25, END, DECLINE]);
+    // a stop string counts from there on only
+    let text = ask(json!({"prompt": "a", "min_tokens": 3, "stop": ["c", "e"]})).await;
+    assert_eq!(text, [1, 2, 3, 4]);
+}
+
+#[tokio::test]
 async fn a_declined_completion_shows_nothing() {
     let server = server().await;
     let (_, answer) = server
@@ -1021,10 +1065,9 @@ async fn fields_that_would_not_change_the_answer_are_ignored_and_others_refused_
         assert_eq!(answer["choices"][0]["text"], "bc");
     }
     for (field, value) in [
-        ("ignore_eos", json!(true)),
-        ("min_tokens", json!(3)),
         ("length_penalty", json!(1.5)),
-        ("stop_token_ids", json!([4])),
+        ("stop_token_ids", json!(vec![4; 257])),
+        ("min_tokens", json!(3)),
         ("modalities", json!(["audio"])),
         ("guided_json", json!({})),
     ] {
@@ -1061,6 +1104,12 @@ async fn models_and_health_name_the_served_versions() {
         .map(|m| m["id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["demo", "demo@base", "demo@1", "demo@champion", "demo@7"]);
+    assert_eq!(
+        server.get("/v1/models/demo@7").await,
+        (StatusCode::OK, models["data"][4].clone())
+    );
+    let (status, problem) = server.get("/v1/models/other").await;
+    assert_eq!(status, 404, "{problem}");
     let (status, health) = server.get("/health").await;
     assert_eq!((status, health["epoch"].as_i64()), (StatusCode::OK, Some(5)));
     assert_eq!(health["versions"], json!([1, 7]));

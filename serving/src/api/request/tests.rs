@@ -85,7 +85,6 @@ fn an_error_names_the_bad_field_and_says_what_to_do() {
         (json!({"metadata": {"purpose": "fun"}}), "metadata.purpose is \"fun\""),
         (json!({"metadata": {"run_id": "7"}}), "metadata.run_id is \"7\""),
         (json!({"metadata": {"purpose": "rollout"}}), "give metadata.run_id"),
-        (json!({"metadata": {"colour": "red"}}), "metadata.colour is not known"),
         (json!({"metadata": {"task_id": 3}}), "metadata.task_id must be a string"),
         (json!({"n": "three"}), "n: invalid type: string \"three\""),
         (
@@ -124,6 +123,12 @@ fn rollouts_and_evaluations_come_after_those_of_runs_with_a_priority() {
 #[test]
 fn neutral_values_of_unsupported_fields_are_accepted() {
     checked(json!({"echo": false, "best_of": 2, "n": 2, "frequency_penalty": 0, "logit_bias": {}})).unwrap();
+}
+
+#[test]
+fn other_keys_of_metadata_are_the_callers_own() {
+    let request = checked(json!({"metadata": {"colour": "red", "depth": 3, "task_id": "t"}})).unwrap();
+    assert_eq!(request.task_id.as_deref(), Some("t"));
 }
 
 #[test]
