@@ -45,6 +45,10 @@ const ENGINE_FAILED: &str = "engine_failed";
 /// The code of users' requests that ended before the first token: the caller left, or its deadline passed.
 const NO_FIRST_TOKEN: &str = "no_first_token";
 
+/// The code of answers of a rollout that it did not get: its caller left, or its deadline passed, before
+/// the end. It asks again, and only what it got is rewarded.
+const CALLER_GONE: &str = "caller_gone";
+
 /// What a streaming caller receives of a choice.
 pub type Frame = Result<Chunk, Problem>;
 
@@ -291,6 +295,7 @@ impl ChoiceTask {
             shadow::repeat(&self, answered);
         }
         let not_answered = tokens.is_empty() && !failed;
+        let gone = matches!(end, End::CallerGone | End::DeadlinePassed) && self.request.purpose == Purpose::Rollout;
         // what the caller is told instead of an answer
         let problem = match &end {
             End::Refused(problem) | End::Failed(problem) => Some(problem.clone()),
@@ -341,6 +346,7 @@ impl ChoiceTask {
                 captured: None,
                 untrainable: (failed.then_some(ENGINE_FAILED))
                     .or(not_answered.then_some(NO_FIRST_TOKEN))
+                    .or(gone.then_some(CALLER_GONE))
                     .or(untrainable)
                     .or(self.request.untrainable())
                     .or(unknown_masks.then_some(UNTRAINABLE)),

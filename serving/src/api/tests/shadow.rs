@@ -138,3 +138,40 @@ async fn a_user_who_leaves_before_the_first_token_is_logged_without_tokens() {
         );
     }
 }
+
+#[tokio::test]
+async fn what_a_rollout_did_not_wait_for_is_not_trained_on_and_what_a_user_left_is() {
+    // a whole answer takes 2 s
+    let server = server_with(100, Options::default()).await;
+    let production = json!({"model": "demo", "prompt": "a", "max_tokens": 20, "stream": true});
+    let mut rollout = production.clone();
+    rollout["metadata"] = json!({"purpose": "rollout", "run_id": uuid::Uuid::now_v7()});
+    for body in [&production, &rollout] {
+        drop(server.post(body.clone()).await);
+    }
+    drop(with_deadline(&server, "400", rollout.clone()).await);
+    let mut whole = rollout;
+    (whole["max_tokens"], whole["stream"]) = (json!(1), json!(false));
+    assert_eq!(server.complete(whole).await.0, 200);
+    server.settle().await;
+    let mut ends: Vec<_> = server.log.generations();
+    ends.sort_by_key(|generation| {
+        (
+            generation.purpose == Purpose::Rollout,
+            generation.finish_reason.as_str(),
+        )
+    });
+    let ends: Vec<_> = ends
+        .iter()
+        .map(|generation| (generation.finish_reason.as_str(), generation.untrainable.as_deref()))
+        .collect();
+    assert_eq!(
+        ends,
+        [
+            ("abort", None),
+            ("abort", Some("caller_gone")),
+            ("abort", Some("caller_gone")),
+            ("length", None)
+        ]
+    );
+}
