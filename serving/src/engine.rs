@@ -223,7 +223,7 @@ impl PartialEq for Started {
 }
 
 /// One sampled token.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Token {
     pub id: u32,
     /// Nats, under the distribution actually sampled from.

@@ -69,9 +69,9 @@ def openai_python():
 
     def refused_field():
         try:
-            client.completions.create(model=MODEL, prompt=PROMPT, best_of=3)
+            client.completions.create(model=MODEL, prompt=PROMPT, suffix="!")
         except openai.BadRequestError as error:
-            assert "best_of" in error.message
+            assert "suffix" in error.message
         else:
             raise AssertionError("it was answered")
 

@@ -2,9 +2,8 @@
 
     evaluators.py URL MODEL FOLDER     with the Python of their environment; FOLDER has MODEL's tokenizer
 
-guidellm gets prompts without a length of the answer: with one it asks for `ignore_eos`, which is
-refused. lm-eval gets a task whose answers are sampled: scoring given answers needs `echo`. Prints one
-line per check; exits with 1 if one failed.
+lm-eval gets a task whose answers are sampled, and one whose given answers are scored. Prints one line
+per check; exits with 1 if one failed.
 """
 
 import glob
@@ -48,20 +47,32 @@ def guidellm(api, stream):
     assert benchmark["metrics"]["request_totals"]["successful"] == PROMPTS, errors
 
 
-def lm_eval(kind, api, *more):
+def lm_eval(kind, api, *more, task="springtide_colors"):
     with tempfile.TemporaryDirectory() as work:
         run(
             BIN / "lm_eval",
             "run",
             *("--model", kind),
             *("--model_args", f"model={MODEL},base_url={URL}{api},tokenizer={FOLDER},num_concurrent=2,max_retries=1"),
-            *("--tasks", "springtide_colors", "--include_path", "tasks"),
+            *("--tasks", task, "--include_path", "tasks"),
             *("--output_path", work, "--log_samples", *more),
         )
         (samples,) = glob.glob(f"{work}/**/samples_*.jsonl", recursive=True)
         lines = [json.loads(line) for line in pathlib.Path(samples).read_text().splitlines()]
     assert len(lines) == ANSWERS, lines
+    return lines
+
+
+def sampled(*arguments):
+    lines = lm_eval(*arguments)
     assert all(isinstance(line["resps"][0][0], str) for line in lines), lines
+
+
+def scored():
+    lines = lm_eval("local-completions", "/v1/completions", task="springtide_choices")
+    for line in lines:
+        for ((likelihood, greedy),) in line["resps"]:
+            assert float(likelihood) < 0 and str(greedy) in ("True", "False"), line
 
 
 CHECKS = {
@@ -71,8 +82,9 @@ CHECKS = {
         "chat_streams": lambda: guidellm("/v1/chat/completions", "true"),
     },
     "lm-eval": {
-        "local_completions": lambda: lm_eval("local-completions", "/v1/completions"),
-        "local_chat_completions": lambda: lm_eval(
+        "local_completions": lambda: sampled("local-completions", "/v1/completions"),
+        "local_completions_log_likelihood": scored,
+        "local_chat_completions": lambda: sampled(
             "local-chat-completions", "/v1/chat/completions", "--apply_chat_template"
         ),
     },

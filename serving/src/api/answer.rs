@@ -5,7 +5,7 @@ mod chat;
 
 pub use chat::call_id;
 
-use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken};
+use super::outcome::{ChoiceOutcome, EchoedPrompt, FinishedChoice, SampledToken};
 use super::request::GenerationRequest;
 use ingest::event::FinishReason;
 use serde::Serialize;
@@ -28,6 +28,9 @@ pub struct Completion<'a> {
     #[serde(flatten)]
     pub header: &'a Header,
     pub choices: Vec<Choice>,
+    /// Of a chat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<PromptLogprobs>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }
@@ -43,6 +46,9 @@ pub struct Choice {
     pub token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
+    /// Of a completion, whose prompts may be several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<PromptLogprobs>>,
     /// Only once the generation is in the log.
     #[serde(flatten)]
     pub outcome: Option<ChoiceOutcome>,
@@ -127,16 +133,23 @@ impl ContentStream {
 }
 
 impl ChoiceContent {
-    fn new(request: &GenerationRequest, content: Content, tokens: &[SampledToken]) -> Self {
+    fn new(
+        request: &GenerationRequest,
+        content: Content,
+        tokens: &[SampledToken],
+        finished: Option<&FinishedChoice>,
+    ) -> Self {
         let wanted = request.logprobs.is_some();
         if !request.is_chat() {
-            let logprobs = wanted.then(|| Logprobs::of(tokens));
+            let prompt = finished.map(|finished| &finished.prompt).filter(|_| request.echo);
+            let logprobs = wanted.then(|| Logprobs::of(prompt, tokens, request.logprobs.unwrap_or(0)));
             let texts = content.parts.into_iter().filter_map(|part| match part {
                 Part::Text(text) => Some(text),
                 Part::Reasoning(_) | Part::Call(_) => None,
             });
+            let prompt = prompt.map(|prompt| prompt.text.clone());
             return ChoiceContent::Text {
-                text: texts.collect(),
+                text: prompt.into_iter().chain(texts).collect(),
                 logprobs,
             };
         }
@@ -159,10 +172,46 @@ impl ChoiceContent {
 #[derive(Debug, Default, Serialize)]
 pub struct Logprobs {
     pub tokens: Vec<String>,
-    pub token_logprobs: Vec<f32>,
-    pub top_logprobs: Vec<BTreeMap<String, f32>>,
-    /// Characters of the completion before each token.
+    /// Null: the first token of an echoed prompt.
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Characters of the text before each token.
     pub text_offset: Vec<usize>,
+}
+
+/// vLLM's: of one token of the prompt, and of the most probable ones at its place, by token id. `None`:
+/// the first token, which nothing precedes.
+type PromptLogprobs = Option<BTreeMap<u32, PromptLogprob>>;
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    logprob: f32,
+    /// 1 is the most probable. Null: it is not among those that are listed.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+/// `None`: the caller does not ask for them.
+pub fn prompt_logprobs(request: &GenerationRequest, finished: &FinishedChoice) -> Option<Vec<PromptLogprobs>> {
+    let top = request.prompt_logprobs?;
+    let of_token = |(place, token): (usize, &SampledToken)| {
+        let own = PromptLogprob {
+            logprob: token.logprob,
+            rank: None,
+            decoded_token: token.text.text.clone(),
+        };
+        let listed = token.top_ids.iter().zip(&token.top).take(top).enumerate();
+        let listed = listed.map(|(place, (id, (text, logprob)))| {
+            let listed = PromptLogprob {
+                logprob: *logprob,
+                rank: Some(place + 1),
+                decoded_token: text.text.clone(),
+            };
+            (*id, listed)
+        });
+        (place > 0).then(|| std::iter::once((token.id, own)).chain(listed).collect())
+    };
+    Some(finished.prompt.tokens.iter().enumerate().map(of_token).collect())
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -183,14 +232,24 @@ impl Usage {
 }
 
 impl Logprobs {
-    fn of(tokens: &[SampledToken]) -> Self {
+    /// `prompt`: if it is echoed. `top`: how many of the most probable tokens to list.
+    fn of(prompt: Option<&EchoedPrompt>, tokens: &[SampledToken], top: usize) -> Self {
         let mut logprobs = Logprobs::default();
-        for token in tokens {
+        let echoed = prompt.map_or(&[][..], |prompt| &prompt.tokens);
+        let before = prompt.map_or(0, |prompt| prompt.text.chars().count());
+        let tokens = tokens.iter().map(|token| (token, before));
+        for (place, (token, before)) in echoed.iter().map(|token| (token, 0)).chain(tokens).enumerate() {
+            let is_scored = place > 0 || echoed.is_empty();
             logprobs.tokens.push(token.text.text.clone());
-            logprobs.token_logprobs.push(token.logprob);
-            let top = token.top.iter().map(|(token, logprob)| (token.text.clone(), *logprob));
-            logprobs.top_logprobs.push(top.collect());
-            logprobs.text_offset.push(token.offset);
+            logprobs.token_logprobs.push(is_scored.then_some(token.logprob));
+            let top = token.top.iter().take(top);
+            let mut top: BTreeMap<_, _> = top.map(|(token, logprob)| (token.text.clone(), *logprob)).collect();
+            if place < echoed.len() {
+                // as vLLM does: how probable the prompt's own token was
+                top.insert(token.text.text.clone(), token.logprob);
+            }
+            logprobs.top_logprobs.push(is_scored.then_some(top));
+            logprobs.text_offset.push(before + token.offset);
         }
         logprobs
     }
@@ -211,7 +270,7 @@ impl Choice {
         let calls = content.calls();
         Choice {
             index,
-            content: ChoiceContent::new(request, content, tokens),
+            content: ChoiceContent::new(request, content, tokens, finished),
             finish_reason: finished.map(|finished| match finished.reason {
                 FinishReason::Length => "length",
                 FinishReason::Stop if calls > 0 => "tool_calls",
@@ -221,6 +280,9 @@ impl Choice {
             prompt_token_ids: finished
                 .filter(|_| with_ids)
                 .map(|finished| finished.prompt_ids.to_vec()),
+            prompt_logprobs: finished
+                .filter(|_| !request.is_chat())
+                .and_then(|finished| prompt_logprobs(request, finished)),
             outcome: finished.map(|finished| finished.outcome.clone()),
         }
     }

@@ -35,7 +35,6 @@ pub fn is_reached(min: f64, tokens: &[SampledToken]) -> bool {
 mod tests {
     use super::*;
     use crate::api::body::ChatRequest;
-    use crate::api::outcome::TokenText;
     use crate::options::Options;
     use crate::routing::tests::version;
     use serde_json::{Value, json};
@@ -106,10 +105,7 @@ mod tests {
         let token = |logprob: f32| SampledToken {
             id: 1,
             logprob,
-            candidates: None,
-            text: TokenText::default(),
-            top: vec![],
-            offset: 0,
+            ..SampledToken::default()
         };
         let tokens = [token(-0.5), token(-1.5)];
         let probability = (-2.0f64).exp();

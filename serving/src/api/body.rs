@@ -18,9 +18,11 @@ pub struct CompletionRequest {
     /// How many of the most probable tokens to list with each sampled one.
     pub logprobs: Option<i64>,
 
-    // OpenAI fields, accepted only with values that change nothing
+    /// How many answers to sample; the `n` most probable ones are returned.
     pub best_of: Option<i64>,
+    /// The prompt comes before the answer.
     pub echo: Option<bool>,
+    /// Not offered.
     pub suffix: Option<String>,
 
     #[serde(flatten, deserialize_with = "with_field_names")]
@@ -52,6 +54,8 @@ pub struct CommonFields {
     /// OpenAI's new name of `user`.
     pub safety_identifier: Option<String>,
     pub return_token_ids: Option<bool>,
+    /// vLLM's: how many of the most probable tokens to list with each of the prompt.
+    pub prompt_logprobs: Option<i64>,
     /// Lower goes first.
     pub priority: Option<i64>,
     pub session_id: Option<String>,

@@ -7,8 +7,8 @@ use super::completions::available_route;
 use super::constraint::UNTRAINABLE;
 use super::detokenize::TextBuilder;
 use super::exploration::Exploration;
-use super::outcome::{ChoiceOutcome, FinishedChoice, SampledToken, StopReason};
-use super::request::GenerationRequest;
+use super::outcome::{ChoiceOutcome, EchoedPrompt, FinishedChoice, SampledToken, StopReason};
+use super::request::{GenerationRequest, Prompt};
 use super::sessions::Parent;
 use super::{Api, bar, deadline, experts, exploration, shadow};
 use crate::engine::caller::Caller;
@@ -217,6 +217,7 @@ impl ChoiceTask {
         let bar = bar::of(&self.request, route, self.explores());
         let mut text = TextBuilder::new(route.version.tokenizer.as_ref(), &self.request, &self.layout);
         let mut tokens: Vec<SampledToken> = Vec::new();
+        let mut prompt = EchoedPrompt::default();
         let mut generation_id = None;
         let (mut versions, mut untrainable) = (None, begun.untrainable);
         let mut routing = Routing::default();
@@ -257,7 +258,10 @@ impl ChoiceTask {
                         break End::CallerGone;
                     }
                 }
-                Some(SampleEvent::Prompt(_)) => {}
+                Some(SampleEvent::Prompt(scored)) => {
+                    let first = self.prompt_ids.first().copied().unwrap_or_default();
+                    prompt.tokens = text.prompt(first, &scored).map_err(Problem::internal)?;
+                }
                 Some(SampleEvent::Versions(spans)) => versions = Some(spans),
                 Some(SampleEvent::Untrainable(code)) => untrainable = Some(code),
                 Some(SampleEvent::Started(started)) => begun.started = Some(started),
@@ -324,9 +328,13 @@ impl ChoiceTask {
         let engine = begun.started.map(|started| started.engine);
         let constraint = record::constraint(&self.request, engine);
         let unknown_masks = self.request.constraint.is_some() && constraint.is_none();
+        if self.request.echo {
+            prompt.text = self.prompt_text()?;
+        }
         let mut finished = FinishedChoice {
             id: generation_id,
             prompt_ids: self.prompt_ids.clone(),
+            prompt,
             text,
             reason,
             versions,
@@ -394,7 +402,7 @@ impl ChoiceTask {
             suppressed: self.exploration.and_then(|exploration| exploration.suppressed),
             constraint: self.constraint.clone(),
             ends: request.ends.clone(),
-            score_prompt: None,
+            score_prompt: request.score_prompt(),
             top_logprobs: request.logprobs.unwrap_or(0),
             caller: self.caller.clone(),
             class: request.class(),
@@ -513,6 +521,15 @@ impl ChoiceTask {
         }
         metrics::histogram!("springtide_choice_seconds").record(self.submitted.elapsed().as_secs_f64());
         Ok(Logged::Yes)
+    }
+
+    /// As the caller gave it, else what its ids say.
+    fn prompt_text(&self) -> Result<String, Problem> {
+        match (&self.request.prompt, &self.route.version.tokenizer) {
+            (Prompt::Text(text), _) => Ok(text.clone()),
+            (_, Some(tokenizer)) => tokenizer.decode(&self.prompt_ids).map_err(Problem::internal),
+            (_, None) => Ok(String::new()),
+        }
     }
 
     fn feedback_token(&self, generation_id: Uuid) -> String {

@@ -1,7 +1,7 @@
 //! `POST /v1/completions` and `POST /v1/chat/completions`: check, route, queue, then answer as a
 //! whole or as server-sent events.
 
-use super::answer::{Choice, Completion, Content, ContentStream, Header, Usage};
+use super::answer::{Choice, Completion, Content, ContentStream, Header, Usage, prompt_logprobs};
 use super::body::{ChatRequest, CompletionRequest};
 use super::choice::{self, ChoiceTask, Chunk, Frame, FrameSender};
 use super::deadline::{self, Deadline};
@@ -39,10 +39,17 @@ pub async fn completions(
     leased: Leased,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
-    let mut request = GenerationRequest::completion(body, &api.options, &principal.tenant)?;
-    request.deadline = deadline;
-    leased.label(&mut request)?;
-    answer(&api, request, &principal).await
+    let mut requests = GenerationRequest::completions(body, &api.options, &principal.tenant)?;
+    for request in &mut requests {
+        request.deadline = deadline;
+        leased.label(request)?;
+    }
+    if requests.len() > 1 && requests.iter().any(|request| request.episode_id.is_some()) {
+        return Err(Problem::bad_request(
+            "a turn of a session has one prompt; leave out session_id, or send one request per prompt",
+        ));
+    }
+    answer(&api, requests, &principal).await
 }
 
 pub async fn chat_completions(
@@ -55,15 +62,60 @@ pub async fn chat_completions(
     let mut request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
     request.deadline = deadline;
     leased.label(&mut request)?;
-    answer(&api, request, &principal).await
+    answer(&api, vec![request], &principal).await
 }
 
-async fn answer(api: &Arc<Api>, request: GenerationRequest, principal: &Principal) -> Result<Response, Problem> {
-    let queued = QueuedRequest::submit(api, Arc::new(request), principal).await?;
-    match queued.request.stream {
-        true => queued.stream().await,
-        false => queued.respond_at_once().await,
+/// Answers all prompts of a request. Only a single one is streamed.
+async fn answer(api: &Arc<Api>, requests: Vec<GenerationRequest>, principal: &Principal) -> Result<Response, Problem> {
+    let mut queued = Vec::with_capacity(requests.len());
+    for request in requests {
+        queued.push(QueuedRequest::submit(api, Arc::new(request), principal).await?);
     }
+    match queued.pop() {
+        Some(only) if only.request.stream => only.stream().await,
+        last => respond_at_once(queued.into_iter().chain(last).collect()).await,
+    }
+}
+
+async fn respond_at_once(queued: Vec<QueuedRequest>) -> Result<Response, Problem> {
+    let of_prompt = |queued: &QueuedRequest| (queued.request.clone(), queued.layout.clone());
+    let prompts: Vec<_> = queued.iter().map(of_prompt).collect();
+    let prompt_tokens = queued.iter().map(|queued| queued.prompt_tokens).sum();
+    let Some((first, _)) = prompts.first() else {
+        return Err(Problem::bad_request("prompt is an empty list; send at least one"));
+    };
+    let header = Header::new(first);
+    let finished = futures::future::try_join_all(queued.into_iter().map(QueuedRequest::finished)).await?;
+    let of_prompt = |(finished, (request, _)): (&Vec<FinishedChoice>, &(Arc<GenerationRequest>, _))| {
+        let sampled: usize = finished.iter().map(|finished| finished.tokens.len()).sum();
+        if request.hides_answer { 0 } else { sampled }
+    };
+    let sampled = finished.iter().zip(&prompts).map(of_prompt).sum();
+    let mut choices = Vec::new();
+    let mut of_chat = None;
+    for ((request, layout), mut finished) in prompts.iter().zip(finished) {
+        if let Some(best) = request.best {
+            finished.sort_by(|one, other| other.mean_logprob().total_cmp(&one.mean_logprob()));
+            finished.truncate(best);
+        }
+        for finished in &finished {
+            let (text, tokens) = match request.hides_answer {
+                true => ("", &[][..]),
+                false => (finished.shown_text(), finished.shown_tokens()),
+            };
+            let content = Content::whole(layout.parse(text));
+            choices.push(Choice::new(request, choices.len(), content, tokens, Some(finished)));
+        }
+        let first = finished.first().filter(|_| request.is_chat());
+        of_chat = first.and_then(|first| prompt_logprobs(request, first));
+    }
+    let completion = Completion {
+        header: &header,
+        choices,
+        prompt_logprobs: of_chat,
+        usage: Some(Usage::new(prompt_tokens, sampled)),
+    };
+    Ok(Json(completion).into_response())
 }
 
 /// Everybody may go later than others, but only some may go first.
@@ -115,6 +167,8 @@ pub struct QueuedRequest {
     /// What they are sampled at: that of the request, within the bound of its arm.
     pub temperature: f32,
     pub prompt_tokens: usize,
+    submitted: Instant,
+    headers_wait_max: Duration,
     canceled: CancellationToken,
     /// Dropped with the caller's future or stream; cancels all choices.
     caller: DropGuard,
@@ -219,6 +273,8 @@ impl QueuedRequest {
             request,
             layout,
             choices,
+            submitted,
+            headers_wait_max: api.options.headers_wait_max,
             caller: canceled.clone().drop_guard(),
             canceled,
         })
@@ -248,8 +304,10 @@ impl QueuedRequest {
         Ok(choices)
     }
 
-    /// The frames of all choices. Waits for the first one, whose problem is the request's.
+    /// The frames of all choices. Waits for the first one, whose problem is the request's, unless that
+    /// takes long: then the caller gets its headers and comments, so that no proxy takes it for idle.
     pub async fn frames(self) -> Result<Frames, Problem> {
+        let headers_at = self.submitted + self.headers_wait_max;
         let (sender, mut rest) = mpsc::channel(FRAMES_BUFFERED_MAX);
         for (index, choice) in self.choices.into_iter().enumerate() {
             let (tracker, canceled) = (choice.api.choices.clone(), self.canceled.clone());
@@ -263,34 +321,16 @@ impl QueuedRequest {
             tracker.spawn(task.in_current_span());
         }
         drop(sender);
-        let first = match rest.recv().await {
-            Some(Err(problem)) => return Err(problem),
-            first => first,
+        let first = match tokio::time::timeout_at(headers_at.into(), rest.recv()).await {
+            Ok(Some(Err(problem))) => return Err(problem),
+            Ok(first) => first,
+            Err(_) => None,
         };
         Ok(Frames {
             first,
             rest,
             _caller: self.caller,
         })
-    }
-
-    async fn respond_at_once(self) -> Result<Response, Problem> {
-        let (request, prompt_tokens) = (self.request.clone(), self.prompt_tokens);
-        let layout = self.layout.clone();
-        let header = Header::new(&request);
-        let finished = self.finished().await?;
-        let sampled = finished.iter().map(|finished| finished.tokens.len()).sum();
-        let choices = finished.iter().enumerate();
-        let choice = |(index, finished): (usize, &FinishedChoice)| {
-            let content = Content::whole(layout.parse(finished.shown_text()));
-            Choice::new(&request, index, content, finished.shown_tokens(), Some(finished))
-        };
-        let completion = Completion {
-            header: &header,
-            choices: choices.map(choice).collect(),
-            usage: Some(Usage::new(prompt_tokens, sampled)),
-        };
-        Ok(Json(completion).into_response())
     }
 
     async fn stream(self) -> Result<Response, Problem> {
@@ -367,6 +407,7 @@ impl CompletionStream {
         let completion = Completion {
             header: &self.header,
             choices,
+            prompt_logprobs: None,
             usage,
         };
         match serde_json::to_string(&completion) {

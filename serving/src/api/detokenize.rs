@@ -47,15 +47,11 @@ impl<'a> TextBuilder<'a> {
             id: token.id,
             logprob: token.logprob,
             candidates: token.candidates,
-            text: TokenText::default(),
-            top: Vec::new(),
             offset: self.decoded,
+            ..SampledToken::default()
         };
         if self.token_texts {
-            sampled.text = self.token_text(token.id)?;
-            let top = token.top.iter();
-            let top = top.map(|&(id, logprob)| Ok((self.token_text(id)?, logprob)));
-            sampled.top = top.collect::<Result<_, Error>>()?;
+            self.name(&mut sampled, token, self.is_first)?;
         }
         self.is_first = false;
         let piece = match &mut self.decoder {
@@ -72,9 +68,41 @@ impl<'a> TextBuilder<'a> {
         Ok((sampled, text, stop))
     }
 
-    fn token_text(&self, id: u32) -> Result<TokenText, Error> {
+    /// The prompt's tokens with their texts. `scored`: all but the first.
+    pub fn prompt(&self, first: u32, scored: &[Token]) -> Result<Vec<SampledToken>, Error> {
+        let mut tokens: Vec<SampledToken> = Vec::with_capacity(scored.len() + 1);
+        let first = Token {
+            id: first,
+            ..Token::default()
+        };
+        let mut offset = 0;
+        for token in std::iter::once(&first).chain(scored) {
+            let mut named = SampledToken {
+                id: token.id,
+                logprob: token.logprob,
+                offset,
+                ..SampledToken::default()
+            };
+            self.name(&mut named, token, tokens.is_empty())?;
+            offset += named.text.text.chars().count();
+            tokens.push(named);
+        }
+        Ok(tokens)
+    }
+
+    /// Adds the texts of a token and of the most probable ones at its place.
+    fn name(&self, sampled: &mut SampledToken, token: &Token, is_first: bool) -> Result<(), Error> {
+        sampled.text = self.token_text(token.id, is_first)?;
+        let top = token.top.iter();
+        let top = top.map(|&(id, logprob)| Ok((self.token_text(id, is_first)?, logprob)));
+        sampled.top = top.collect::<Result<_, Error>>()?;
+        sampled.top_ids = token.top.iter().map(|(id, _)| *id).collect();
+        Ok(())
+    }
+
+    fn token_text(&self, id: u32, is_first: bool) -> Result<TokenText, Error> {
         let bytes = match self.tokenizer {
-            Some(tokenizer) => tokenizer.token_bytes(id, self.is_first)?,
+            Some(tokenizer) => tokenizer.token_bytes(id, is_first)?,
             None => None,
         };
         let text = match &bytes {

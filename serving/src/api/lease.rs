@@ -33,8 +33,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Leased {
 impl Leased {
     /// Makes the request a turn of the rollout: of its episode, for its run, on its line, at its
     /// temperature, behind production.
-    pub fn label(self, request: &mut GenerationRequest) -> Result<(), Problem> {
-        let Some(lease) = self.0 else { return Ok(()) };
+    pub fn label(&self, request: &mut GenerationRequest) -> Result<(), Problem> {
+        let Some(lease) = &self.0 else { return Ok(()) };
         if request.n != 1 {
             return Err(Problem::bad_request(format!(
                 "n is {}: a turn of a rollout has one answer; leave n out, and lease another rollout",
@@ -52,9 +52,9 @@ impl Leased {
         request.surface = Lease::SURFACE.to_owned();
         request.purpose = Purpose::Rollout;
         request.run_id = Some(lease.run_id);
-        request.task_id = Some(name("the lease's task", lease.task_id)?);
-        request.group_id = Some(name("the lease's group", lease.group_id)?);
-        request.model = lease.model;
+        request.task_id = Some(name("the lease's task", lease.task_id.clone())?);
+        request.group_id = Some(name("the lease's group", lease.group_id.clone())?);
+        request.model = lease.model.clone();
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 /// A sampled token, for the log and for the caller.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SampledToken {
     pub id: u32,
     pub logprob: f32,
@@ -17,6 +17,8 @@ pub struct SampledToken {
     /// Empty unless log-probabilities were requested.
     pub text: TokenText,
     pub top: Vec<(TokenText, f32)>,
+    /// Of `top`.
+    pub top_ids: Vec<u32>,
     /// Characters of the completion before it.
     pub offset: usize,
 }
@@ -30,12 +32,21 @@ pub struct TokenText {
     pub bytes: Option<Vec<u8>>,
 }
 
+/// What an answer says of its prompt, if the caller asks for that.
+#[derive(Debug, Clone, Default)]
+pub struct EchoedPrompt {
+    pub text: String,
+    /// All of them. The first one's log-probability is 0 and means nothing.
+    pub tokens: Vec<SampledToken>,
+}
+
 /// A choice that ended.
 #[derive(Debug, Clone)]
 pub struct FinishedChoice {
     /// Of its generation.
     pub id: Uuid,
     pub prompt_ids: Arc<[u32]>,
+    pub prompt: EchoedPrompt,
     pub tokens: Vec<SampledToken>,
     pub text: String,
     pub reason: FinishReason,
@@ -54,6 +65,12 @@ impl FinishedChoice {
     /// A client that reads only the text must show nothing if the policy declined.
     pub fn shown_text(&self) -> &str {
         if self.outcome.declined { "" } else { &self.text }
+    }
+
+    /// Mean log-probability of its tokens, which `best_of` compares.
+    pub fn mean_logprob(&self) -> f32 {
+        let sum: f32 = self.tokens.iter().map(|token| token.logprob).sum();
+        sum / self.tokens.len().max(1) as f32
     }
 
     /// Those that the caller may see: the tokens of a text that is held back would tell it.

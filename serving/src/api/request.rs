@@ -21,10 +21,15 @@ use text::answer::{self, Format, Layout, Tools};
 use text::chat::Conversation;
 use uuid::Uuid;
 
-/// OpenAI's limits.
-const STOPS_MAX: usize = 4;
+/// Anthropic and vLLM set none; OpenAI's is 4.
+const STOPS_MAX: usize = 64;
 const STOP_IDS_MAX: usize = 256;
+/// Choices of a request with several prompts.
+const CHOICES_MAX: usize = 128;
+/// OpenAI's limit.
 const LOGPROBS_MAX: i64 = 5;
+/// vLLM's.
+const PROMPT_LOGPROBS_MAX: i64 = 20;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
 /// Text up to here takes some ten microseconds to tokenize.
@@ -36,6 +41,8 @@ const ROLLOUTS: &str = "rollout";
 
 /// The code of answers whose end is not the policy's choice, so they are never trained on.
 const STEERED_END: &str = "steered_end";
+/// The code of answers of which the most probable are returned: those are no draws from the policy.
+const CHOSEN: &str = "chosen";
 
 #[derive(Debug, Clone)]
 pub struct GenerationRequest {
@@ -45,7 +52,10 @@ pub struct GenerationRequest {
     pub max_tokens: Option<usize>,
     /// As the caller asks. [`GenerationRequest::params_on`] has what is sampled with.
     pub params: Params,
+    /// How many answers are sampled.
     pub n: usize,
+    /// So many of them are returned, the most probable ones. `None`: all.
+    pub best: Option<usize>,
     pub stops: Vec<String>,
     pub ends: Ends,
     /// Below 2^63, because it is stored as a signed integer.
@@ -53,6 +63,11 @@ pub struct GenerationRequest {
     pub stream: bool,
     pub include_usage: bool,
     pub logprobs: Option<usize>,
+    pub prompt_logprobs: Option<usize>,
+    /// Whether the prompt comes before the answer.
+    pub echo: bool,
+    /// Only the prompt is wanted. One token is sampled and not shown.
+    pub hides_answer: bool,
     pub user_key: String,
     /// `None`: each choice is an episode of its own.
     pub episode_id: Option<Uuid>,
@@ -84,39 +99,85 @@ pub enum Prompt {
 }
 
 impl GenerationRequest {
+    /// Checks a completion request with one prompt or several: each has answers of its own.
+    pub fn completions(mut request: CompletionRequest, options: &Options, tenant: &str) -> Result<Vec<Self>, Problem> {
+        let prompts = match &mut request.prompt {
+            Value::Array(prompts) if prompts.len() > 1 && !prompts[0].is_number() => std::mem::take(prompts),
+            _ => return Ok(vec![Self::completion(request, options, tenant)?]),
+        };
+        let each = usize::try_from(request.common.n.unwrap_or(1)).unwrap_or(1).max(1);
+        if prompts.len() > CHOICES_MAX / each {
+            let detail = format!(
+                "prompt has {} prompts with {each} choices each; at most {CHOICES_MAX} choices together",
+                prompts.len()
+            );
+            return Err(bad(detail).with("field", "prompt"));
+        }
+        if request.common.stream == Some(true) {
+            return Err(bad(
+                "several prompts are not streamed; leave out stream, or send one request per prompt",
+            ));
+        }
+        let of_prompt = |prompt| {
+            let request = CompletionRequest {
+                prompt,
+                ..request.clone()
+            };
+            Self::completion(request, options, tenant)
+        };
+        prompts.into_iter().map(of_prompt).collect()
+    }
+
     /// Checks a completion request. `tenant` keeps equal session ids of two tenants apart.
     pub fn completion(request: CompletionRequest, options: &Options, tenant: &str) -> Result<Self, Problem> {
         request.unknown.refuse()?;
-        // these would change the answer and are not implemented
-        for (field, refused) in [
-            (
-                "best_of",
-                request
-                    .best_of
-                    .is_some_and(|best| best != request.common.n.unwrap_or(1)),
-            ),
-            ("echo", request.echo == Some(true)),
-            ("suffix", request.suffix.is_some()),
-        ] {
-            if refused {
-                return Err(bad(format!("{field} is not offered; leave it out")));
-            }
+        if request.suffix.is_some() {
+            return Err(bad("suffix is not offered; leave it out"));
         }
         let logprobs = match request.logprobs {
             None => None,
             Some(k) if (0..=LOGPROBS_MAX).contains(&k) => Some(k as usize),
             Some(k) => return Err(bad(format!("logprobs is {k}; give 0 to {LOGPROBS_MAX}"))),
         };
-        let (prompt, max_tokens) = (prompt(request.prompt)?, request.common.max_tokens);
-        Self::new(
-            prompt,
-            logprobs,
-            max_tokens,
-            request.params,
-            request.common,
-            options,
-            tenant,
-        )
+        let echo = request.echo == Some(true);
+        let (prompt, mut max_tokens) = (prompt(request.prompt)?, request.common.max_tokens);
+        let hides_answer = echo && max_tokens == Some(0);
+        if hides_answer {
+            max_tokens = Some(1);
+        }
+        let n = request.common.n;
+        let mut common = request.common;
+        common.n = request.best_of.or(n);
+        let checked = Self::new(prompt, logprobs, max_tokens, request.params, common, options, tenant)?;
+        let returned = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+        if !(1..=checked.n).contains(&returned) {
+            let detail = format!("best_of is {}; give at least n, which is {returned}", checked.n);
+            return Err(bad(detail).with("field", "best_of"));
+        }
+        let checked = GenerationRequest {
+            best: (returned < checked.n).then_some(returned),
+            echo,
+            hides_answer,
+            ..checked
+        };
+        let whole = [
+            ("echo", echo),
+            ("best_of", checked.best.is_some()),
+            ("prompt_logprobs", checked.prompt_logprobs.is_some()),
+        ];
+        checked.refuse_in_stream(&whole)?;
+        Ok(checked)
+    }
+
+    /// `fields`: each with whether the caller gives it.
+    fn refuse_in_stream(&self, fields: &[(&'static str, bool)]) -> Result<(), Problem> {
+        match fields.iter().find(|(_, given)| *given && self.stream) {
+            Some((field, _)) => {
+                let detail = format!("{field} is not streamed; leave it out, or stream");
+                Err(bad(detail).with("field", *field))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Checks a chat request.
@@ -126,6 +187,7 @@ impl GenerationRequest {
         let (conversation, constraint, params, common) = request.into_conversation()?;
         let prompt = Prompt::Chat(Box::new(conversation));
         let request = Self::new(prompt, logprobs, max_tokens, params, common, options, tenant)?;
+        request.refuse_in_stream(&[("prompt_logprobs", request.prompt_logprobs.is_some())])?;
         if constraint.is_some() && request.ends != Ends::default() {
             return Err(bad(
                 "an answer of a format, or with a tool that it must call, ends when it is whole; leave out \
@@ -195,6 +257,14 @@ impl GenerationRequest {
             );
             return Err(bad(detail).with("field", "min_tokens"));
         }
+        let prompt_logprobs = match common.prompt_logprobs {
+            None => None,
+            Some(k) if (0..=PROMPT_LOGPROBS_MAX).contains(&k) => Some(k as usize),
+            Some(k) => {
+                let detail = format!("prompt_logprobs is {k}; give 0 to {PROMPT_LOGPROBS_MAX}");
+                return Err(bad(detail).with("field", "prompt_logprobs"));
+            }
+        };
         let n = match common.n.unwrap_or(1) {
             n if (1..=options.choices_max as i64).contains(&n) => n as usize,
             n => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
@@ -209,12 +279,16 @@ impl GenerationRequest {
             max_tokens,
             params,
             n,
+            best: None,
             stops: stops("stop", common.stop)?,
             ends,
             seed,
             stream: common.stream.unwrap_or(false),
             include_usage: common.stream_options.unwrap_or_default().include_usage,
             logprobs,
+            prompt_logprobs,
+            echo: false,
+            hides_answer: false,
             episode_id: session.as_deref().map(|id| episode(tenant, id)),
             // without a key the user cannot be recognized, so each request draws its arm anew
             user_key: user
@@ -263,8 +337,16 @@ impl GenerationRequest {
     /// sampling of its own rollouts.
     pub fn untrainable(&self) -> Option<&'static str> {
         let constrained = self.constraint.is_some() && self.purpose != Purpose::Rollout;
-        let steered = self.ends.ignore_eos || self.ends.min_tokens > 0;
-        (constrained.then_some(constraint::UNTRAINABLE)).or(steered.then_some(STEERED_END))
+        let steered = self.ends.ignore_eos || self.ends.min_tokens > 0 || self.hides_answer;
+        (constrained.then_some(constraint::UNTRAINABLE))
+            .or(steered.then_some(STEERED_END))
+            .or(self.best.map(|_| CHOSEN))
+    }
+
+    /// How many of the most probable tokens to list with each of the prompt's. `None`: the prompt needs no
+    /// log-probabilities.
+    pub fn score_prompt(&self) -> Option<usize> {
+        self.prompt_logprobs.max(self.logprobs.filter(|_| self.echo))
     }
 
     /// The seed of the first choice. A caller's seed holds if the answer is never trained on. With
@@ -449,7 +531,7 @@ fn prompt(mut value: Value) -> Result<Prompt, Problem> {
         ids => Vec::deserialize(ids).ok(),
     };
     ids.map(Prompt::Ids)
-        .ok_or_else(|| bad("prompt must be one string or one list of token ids; send one request per prompt"))
+        .ok_or_else(|| bad("prompt must be a string, a list of token ids, or a list of these"))
 }
 
 /// Reads stop strings. `field`: the caller's name of them.

@@ -607,6 +607,132 @@ async fn an_answer_whose_end_the_caller_moves_is_not_trained_on() {
 }
 
 #[tokio::test]
+async fn each_prompt_of_a_list_has_its_answers() {
+    let server = server().await;
+    for prompt in [json!(["a", "mn"]), json!([[0], [12, 13]])] {
+        let body = json!({"model": "demo@7", "prompt": prompt, "max_tokens": 2, "n": 2});
+        let (status, answer) = server.complete(body).await;
+        assert_eq!(status, 200, "{answer}");
+        let choices = answer["choices"].as_array().unwrap().iter();
+        let choices: Vec<_> = choices
+            .map(|choice| (choice["index"].as_u64(), choice["text"].as_str()))
+            .collect();
+        let expected = ["bc", "bc", "op", "op"].map(Some);
+        assert_eq!(choices, (0..).map(Some).zip(expected).collect::<Vec<_>>());
+        assert_eq!(answer["usage"]["prompt_tokens"], 3);
+        assert_eq!(answer["usage"]["completion_tokens"], 8);
+    }
+    for fields in [json!({"n": 80}), json!({"stream": true}), json!({"session_id": "s"})] {
+        let mut body = json!({"model": "demo", "prompt": ["a", "b"], "max_tokens": 2});
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        assert_eq!(server.complete(body).await.0, 400, "{fields}");
+    }
+}
+
+#[tokio::test]
+async fn an_echoed_prompt_has_its_log_probabilities() {
+    let server = server().await;
+    // `c` follows `b`, and `a` follows nothing that is likely
+    let body =
+        json!({"model": "demo@7", "prompt": "bca", "max_tokens": 1, "temperature": 0, "echo": true, "logprobs": 1});
+    let (status, answer) = server.complete(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "bcab");
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["b", "c", "a", "b"]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3]));
+    assert_eq!(logprobs["token_logprobs"][0], Value::Null);
+    assert_eq!(logprobs["top_logprobs"][0], Value::Null);
+    // as lm-eval compares them, bit for bit
+    assert_eq!(logprobs["token_logprobs"][1], logprobs["top_logprobs"][1]["c"]);
+    let unlikely = logprobs["token_logprobs"][2].as_f64().unwrap();
+    assert!((unlikely + 60.0).abs() < 1e-3, "{unlikely}");
+    assert!(logprobs["top_logprobs"][2]["d"].as_f64().unwrap() > unlikely);
+    assert_eq!(server.log.generations()[0].token_ids, [1], "the prompt is none of it");
+    assert_eq!(server.log.generations()[0].untrainable, None);
+}
+
+#[tokio::test]
+async fn with_max_tokens_0_only_the_prompt_comes_back() {
+    let server = server().await;
+    let body = json!({"model": "demo@7", "prompt": [1, 2], "max_tokens": 0, "echo": true, "logprobs": 0});
+    let (status, answer) = server.complete(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], "bc");
+    assert_eq!(choice["logprobs"]["tokens"], json!(["b", "c"]));
+    assert_eq!(answer["usage"]["completion_tokens"], 0);
+    let generation = server.log.generations().pop().unwrap();
+    assert_eq!(generation.untrainable.as_deref(), Some("steered_end"));
+    let body = json!({"model": "demo@7", "prompt": "a", "max_tokens": 0});
+    assert_eq!(server.complete(body).await.0, 400, "nothing is asked for");
+}
+
+#[tokio::test]
+async fn the_log_probabilities_of_a_prompt_are_listed_as_vllm_does() {
+    let server = server().await;
+    let body = json!({"model": "demo@7", "prompt": "bca", "max_tokens": 1, "prompt_logprobs": 1});
+    let (status, answer) = server.complete(body.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    let scored = &answer["choices"][0]["prompt_logprobs"];
+    assert_eq!(scored[0], Value::Null);
+    assert_eq!(scored[1]["2"]["rank"], 1);
+    assert_eq!(scored[1]["2"]["decoded_token"], "c");
+    assert_eq!(
+        (&scored[2]["0"]["rank"], &scored[2]["3"]["rank"]),
+        (&Value::Null, &json!(1)),
+        "{scored}"
+    );
+    for fields in [json!({"stream": true}), json!({"prompt_logprobs": 21})] {
+        let mut body = body.clone();
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        assert_eq!(server.complete(body).await.0, 400, "{fields}");
+    }
+}
+
+#[tokio::test]
+async fn the_most_probable_of_several_answers_are_returned() {
+    let server = server().await;
+    let body = json!({"model": "demo@7", "prompt": "z", "max_tokens": 3, "best_of": 8, "n": 2, "logprobs": 0,
+                      "logit_bias": {"28": -100, "0": 1, "1": 2, "2": 3, "3": 4}});
+    let (status, answer) = server.complete(body).await;
+    assert_eq!(status, 200, "{answer}");
+    let mean = |logprobs: &[f32]| logprobs.iter().sum::<f32>() / logprobs.len() as f32;
+    let generations = server.log.generations();
+    let mut all: Vec<f32> = generations
+        .iter()
+        .map(|generation| mean(&generation.logprobs))
+        .collect();
+    all.sort_by(|one, other| other.total_cmp(one));
+    assert_eq!(all.len(), 8);
+    let chosen = |generation: &Generation| generation.untrainable.as_deref() == Some("chosen");
+    assert!(generations.iter().all(chosen));
+    let returned = answer["choices"].as_array().unwrap().iter();
+    let returned: Vec<f32> = returned
+        .map(|choice| {
+            let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+            mean(
+                &logprobs
+                    .iter()
+                    .map(|logprob| logprob.as_f64().unwrap() as f32)
+                    .collect::<Vec<_>>(),
+            )
+        })
+        .collect();
+    assert_eq!(returned.len(), 2);
+    for (returned, best) in returned.iter().zip(&all) {
+        assert!((returned - best).abs() < 1e-4, "{returned} {best}");
+    }
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2, "n": 3, "best_of": 2});
+    assert_eq!(server.complete(body).await.0, 400);
+}
+
+#[tokio::test]
 async fn a_declined_completion_shows_nothing() {
     let server = server().await;
     let (_, answer) = server

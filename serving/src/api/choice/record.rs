@@ -143,7 +143,7 @@ fn sampling(params: &Params, finished: &FinishedChoice) -> Option<Sampling> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::outcome::{ChoiceOutcome, TokenText};
+    use crate::api::outcome::ChoiceOutcome;
     use crate::routing::tests::version;
     use artifact::digest::Digest;
     use std::sync::Arc;
@@ -153,10 +153,7 @@ mod tests {
         let token = SampledToken {
             id: 1,
             logprob: -1.0,
-            candidates: None,
-            text: TokenText::default(),
-            top: vec![],
-            offset: 0,
+            ..SampledToken::default()
         };
         let of = |&(serial, tokens): &(i64, usize)| TokensOfVersion {
             serial,
@@ -166,6 +163,7 @@ mod tests {
         FinishedChoice {
             id: Uuid::now_v7(),
             prompt_ids: Arc::new([1]),
+            prompt: Default::default(),
             tokens: vec![token; tokens],
             text: String::new(),
             reason: FinishReason::Length,
