@@ -4,6 +4,7 @@ use crate::{remote, tide};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 use text::answer::Format;
 
 /// What happens to users' answers while the log takes none.
@@ -55,6 +56,9 @@ pub struct Options {
     /// Tokens of prompts that one pass of the model reads, beside one token of each sequence that
     /// decodes. More reads prompts sooner, less delays the others by less.
     pub prompt_tokens_per_pass_max: usize,
+    /// Longest wait of a stream for its first token, or error, before its headers are sent. No setting.
+    #[serde(skip)]
+    pub headers_wait_max: Duration,
     /// Default `max_tokens` of a completion, in tokens.
     pub max_tokens_default: usize,
     /// Largest `n` of one request.
@@ -104,6 +108,7 @@ impl Default for Options {
             shared_prefix_tokens_min: 1024,
             queue_wait_ms_max: 60_000,
             prompt_tokens_per_pass_max: 256,
+            headers_wait_max: Duration::from_secs(10),
             max_tokens_default: 16,
             choices_max: 16,
             tool_format: None,

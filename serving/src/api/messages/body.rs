@@ -363,7 +363,7 @@ mod tests {
                 ]},
             ],
             "tools": [{"name": "weather", "description": "now", "input_schema": {"type": "object"}}],
-            "stop_sequences": ["END"],
+            "stop_sequences": ["END", "a", "b", "c", "d"],
             "top_k": 4,
             "metadata": {"user_id": "u1"},
         }))
@@ -381,6 +381,7 @@ mod tests {
             ])
         );
         assert_eq!(request.tools.as_ref().unwrap().len(), 1);
+        assert_eq!(request.common.stop, Some(json!(["END", "a", "b", "c", "d"])));
         assert_eq!((request.common.user.as_deref(), request.params.top_k), (Some("u1"), 4));
     }
 
@@ -468,8 +469,8 @@ mod tests {
                 "output_config.format has no schema",
             ),
             (
-                json!({"stop_sequences": ["a", "b", "c", "d", "e"]}),
-                "stop_sequences must be a string or a list of at most 4",
+                json!({"stop_sequences": vec!["a"; 65]}),
+                "stop_sequences must be a string or a list of at most 64",
             ),
             (
                 json!({"stop_sequences": [""]}),

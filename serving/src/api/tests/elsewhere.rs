@@ -279,3 +279,53 @@ async fn an_answer_that_may_still_reach_the_log_takes_feedback() {
         assert_eq!(choice.contains_key("feedback_token"), tried, "{answer}");
     }
 }
+
+#[tokio::test]
+async fn a_stream_that_waits_long_has_its_headers_and_an_error_then_is_an_event() {
+    let options = || Options {
+        headers_wait_max: Duration::ZERO,
+        ..Options::default()
+    };
+    let message = json!([{"role": "user", "content": "k"}]);
+    for (path, input, failed) in [
+        ("/v1/completions", json!({"prompt": "a"}), "event: error"),
+        ("/v1/chat/completions", json!({"messages": message}), "event: error"),
+        ("/v1/responses", json!({"input": "k"}), "event: response.failed"),
+        (
+            "/v1/messages",
+            json!({"messages": message, "max_tokens": 2}),
+            "event: error",
+        ),
+    ] {
+        let (server, requests) = saying(Vec::new(), options(), None).await;
+        let mut body = input;
+        body["model"] = "demo".into();
+        body["stream"] = true.into();
+        let response = server.post_to(path, body.clone()).await;
+        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let queued = requests.lock().unwrap().pop().unwrap();
+        queued.events.try_send(SampleEvent::Expired).unwrap();
+        let events = text(response).await;
+        assert!(
+            events.contains(failed) && events.contains("no slot became free"),
+            "{path}: {events}"
+        );
+        // one that answers goes on as ever
+        let response = server.post_to(path, body).await;
+        let queued = requests.lock().unwrap().pop().unwrap();
+        for event in tokens([1, 2]) {
+            queued.events.try_send(event).unwrap();
+        }
+        let end = SampleEvent::Finished(Finish::Length);
+        queued.events.try_send(end).unwrap();
+        let events = text(response).await;
+        assert!(events.contains("bc") || events.contains("\"b\""), "{path}: {events}");
+        settle(&server).await;
+        assert_eq!(server.log.generations().len(), 1, "{path}");
+    }
+    // what is decided soon has its status
+    let (server, _) = saying(vec![SampleEvent::Expired], Options::default(), None).await;
+    let body = json!({"model": "demo", "prompt": "a", "stream": true});
+    assert_eq!(server.complete(body).await.0, 429);
+}
