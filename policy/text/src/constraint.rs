@@ -9,7 +9,7 @@ use std::sync::Arc;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, token_bytes_from_tokenizer_json};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Names the rules by which masks follow from a schema and a text: those of this module, and of the
 /// library. An answer that was sampled by other rules cannot be scored by these.
@@ -78,19 +78,27 @@ impl Grammars {
         if bytes > SCHEMA_BYTES_MAX {
             return Err(Error::TooLong(bytes));
         }
-        let parser = self
-            .factory
-            .create_parser(TopLevelGrammar::from_json_schema(schema.clone()));
-        let mut matcher = llguidance::Matcher::new(parser);
+        let grammar = TopLevelGrammar::from_json_schema(lenient(schema));
+        let parser = self.factory.create_parser(grammar);
+        let matcher = llguidance::Matcher::new(parser);
         if let Some(error) = matcher.get_error() {
             return Err(Error::Schema(error));
         }
-        // parts of a schema that are ignored would be a promise that is not kept
-        if let Some(warning) = matcher.grammar_warnings().into_iter().next() {
-            return Err(Error::Schema(warning));
-        }
         Ok(Matcher(matcher))
     }
+}
+
+/// The schema with `llguidance`'s option to leave out what it cannot follow, such as `uniqueItems`,
+/// instead of an error. Engines elsewhere that use the library read it, and others ignore it.
+pub fn lenient(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Some(options) = options.as_object_mut() {
+            options.insert("lenient".into(), true.into());
+        }
+    }
+    schema
 }
 
 /// Follows one text.
@@ -146,7 +154,6 @@ impl std::fmt::Debug for Matcher {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
 
     const END: u32 = 256;
 
@@ -261,6 +268,54 @@ mod tests {
             let error = grammars.compile(&schema).map(drop).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_grammar_cannot_check_is_not_enforced_and_the_rest_is() {
+        let grammars = grammars();
+        let accepts = |schema: &Value, text: &str| {
+            let mut matcher = grammars.compile(schema).unwrap();
+            let all = text.bytes().all(|byte| matcher.accept(byte.into()).is_ok());
+            all && matcher.may_end().unwrap()
+        };
+        // what pydantic makes of `set[str]`
+        let set = json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true});
+        assert!(accepts(&set, r#"["a","b"]"#) && accepts(&set, r#"["a","a"]"#));
+        assert!(!accepts(&set, "[1]"));
+        let object = |keyword: &str, value: Value| json!({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], keyword: value});
+        for (keyword, value) in [
+            ("not", json!({"required": ["y"]})),
+            ("if", json!({"properties": {"x": {"const": 1}}})),
+            ("then", json!({"required": ["y"]})),
+            ("else", json!({"required": ["z"]})),
+            ("propertyNames", json!({"pattern": "^x$"})),
+            ("dependentRequired", json!({"x": ["y"]})),
+            ("dependentSchemas", json!({"x": {"required": ["y"]}})),
+            ("unevaluatedProperties", json!(false)),
+        ] {
+            let schema = object(keyword, value);
+            assert!(accepts(&schema, r#"{"x":1,"y":2}"#), "{keyword}");
+            assert!(!accepts(&schema, r#"{"x":"a"}"#), "{keyword}");
+        }
+        for (keyword, value) in [
+            ("contains", json!({"const": 1})),
+            ("minContains", json!(1)),
+            ("maxContains", json!(1)),
+            ("unevaluatedItems", json!(false)),
+        ] {
+            let schema = json!({"type": "array", "items": {"type": "integer"}, keyword: value});
+            assert!(accepts(&schema, "[2,3]") && !accepts(&schema, "[true]"), "{keyword}");
+        }
+        assert!(accepts(&json!({"not": {"type": "null"}}), "null"));
+        // a format is only an annotation, unless the grammar knows it
+        let text = |format: &str| json!({"type": "string", "format": format});
+        assert!(accepts(&text("password"), r#""a""#) && !accepts(&text("password"), "1"));
+        assert!(accepts(&text("date"), r#""2026-01-02""#) && !accepts(&text("date"), r#""a""#));
+        // of `oneOf`, one or more may match
+        let one = json!({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 5}]});
+        assert!(accepts(&one, "1") && accepts(&one, "7.5") && !accepts(&one, "true"));
+        let own = json!({"type": "array", "uniqueItems": true, "x-guidance": {"whitespace_flexible": false}});
+        assert!(accepts(&own, "[]") && !accepts(&own, "[ ]"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use text::constraint::lenient;
 
 const GENERATE: &str = "/inference/v1/generate";
 
@@ -82,7 +83,7 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
         structured_outputs: request
             .constraint
             .as_ref()
-            .map(|constraint| json!({"json": &*constraint.schema})),
+            .map(|constraint| json!({"json": lenient(&constraint.schema)})),
         seed: seeds.then_some(request.seed),
         logprobs: request.top_logprobs,
         stop_token_ids: request.stop_ids(),
