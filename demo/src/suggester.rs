@@ -68,7 +68,7 @@ struct Sequence {
 impl Suggester {
     pub fn new(checkpoint: &Checkpoint) -> anyhow::Result<Self> {
         let model = ExactModel::from_checkpoint(checkpoint).context("build the model")?;
-        let context = model.config().max_position_embeddings as usize;
+        let context = model.config().context() as usize;
         ensure!(
             context > SUGGESTION_TOKENS_MAX,
             "the model's context of {context} tokens leaves no room for a prompt"

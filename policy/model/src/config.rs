@@ -14,6 +14,7 @@ mod write;
 pub use family::Family;
 pub use rope::{Rope, Rotations};
 
+use serde_json::Value;
 use std::borrow::Cow;
 
 /// Why a `config.json` was refused. Each message names the field.
@@ -51,7 +52,7 @@ pub struct ModelConfig {
     pub head_dim: i64,
     pub rms_norm_eps: f64,
     pub rope: Rope,
-    /// Longest context, in tokens.
+    /// Positions before `rope` stretches them; [`ModelConfig::context`] is the longest context.
     pub max_position_embeddings: i64,
     /// The output projection is the embedding matrix.
     pub tie_word_embeddings: bool,
@@ -116,7 +117,19 @@ pub enum Scoring {
     Sigmoid { groups: i64, top_groups: i64, scale: f64 },
 }
 
+/// The longest context of a `config.json` of any architecture, in tokens.
+pub fn declared_context(json: &Value) -> Option<i64> {
+    let context = json["max_position_embeddings"].as_i64()?;
+    let rope = Rope::from_json(json, false, context);
+    Some(rope.map_or(context, |rope| rope.context(context)))
+}
+
 impl ModelConfig {
+    /// Longest context, in tokens.
+    pub fn context(&self) -> i64 {
+        self.rope.context(self.max_position_embeddings)
+    }
+
     /// Width of a head's value: `head_dim` unless attention is latent.
     pub fn value_dim(&self) -> i64 {
         self.latent.as_ref().map_or(self.head_dim, |latent| latent.value)

@@ -273,7 +273,7 @@ impl ExactModel {
         replay: Option<&Routing>,
         kept_bytes_max: Option<u64>,
     ) -> Result<Pass, Error> {
-        let context = self.config.max_position_embeddings as usize;
+        let context = self.config.context() as usize;
         for &ids in sequences {
             self.check_ids(ids)?;
             if ids.len() > context {

@@ -18,7 +18,8 @@ use artifact::memory::{self, Spare};
 use artifact::need::gb;
 use artifact::sign::TrustedKeys;
 use futures::FutureExt as _;
-use serde::Deserialize;
+use model::config::declared_context;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -384,13 +385,10 @@ impl Loader {
                 Ok((version, Hosted { stage, pause }))
             }
             Host::Remote { updater } => {
-                let declared = Declared::of(checkpoint)?;
+                let (vocab, context) = declared(checkpoint)?;
                 let shape = Shape {
-                    context: updater
-                        .context()
-                        .await?
-                        .min(declared.max_position_embeddings.unwrap_or(usize::MAX)),
-                    vocab: declared.vocab_size,
+                    context: updater.context().await?.min(context),
+                    vocab,
                     // engines elsewhere do not report them
                     experts: None,
                 };
@@ -482,18 +480,15 @@ impl Loader {
     }
 }
 
-/// What a gateway needs of a `config.json`. The engine knows the architecture, so any will do.
-#[derive(Deserialize)]
-struct Declared {
-    vocab_size: u32,
-    max_position_embeddings: Option<usize>,
-}
-
-impl Declared {
-    fn of(checkpoint: &Checkpoint) -> anyhow::Result<Self> {
-        let config = checkpoint.files.get("config.json").context("config.json is missing")?;
-        serde_json::from_slice(config).context("read config.json")
-    }
+/// What a gateway needs of a `config.json`: the size of the vocabulary, and the longest context. The
+/// engine knows the architecture, so any will do.
+fn declared(checkpoint: &Checkpoint) -> anyhow::Result<(u32, usize)> {
+    let config = checkpoint.files.get("config.json").context("config.json is missing")?;
+    let config: Value = serde_json::from_slice(config).context("read config.json")?;
+    let vocab = config["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok());
+    let context = declared_context(&config).and_then(|context| usize::try_from(context).ok());
+    let vocab = vocab.context("config.json has no vocab_size, or it is no number")?;
+    Ok((vocab, context.unwrap_or(usize::MAX)))
 }
 
 /// What a model computes with.
@@ -702,7 +697,7 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         // 70 billion parameters, and no weight of them
         let mut checkpoint = golden();
-        let mut config: serde_json::Value = serde_json::from_slice(&checkpoint.files["config.json"]).unwrap();
+        let mut config: Value = serde_json::from_slice(&checkpoint.files["config.json"]).unwrap();
         for (field, value) in [
             ("hidden_size", 8192),
             ("intermediate_size", 28672),

@@ -227,7 +227,7 @@ impl Learner {
     pub fn model_limits(&self) -> ModelLimits {
         let config = self.state.model.config();
         ModelLimits {
-            context: config.max_position_embeddings,
+            context: config.context(),
             vocabulary: config.vocab_size,
             decline: self.decline,
             experts: config.experts.clone(),

@@ -166,6 +166,21 @@ impl Rope {
         })
     }
 
+    /// The longest context of a model with `context` positions, as vLLM takes it: yarn and linear
+    /// stretch what the model was trained on. The positions of the other kinds are stretched already.
+    pub(super) fn context(&self, context: i64) -> i64 {
+        let stretched = match self.scaling {
+            Scaling::None | Scaling::Llama3 { .. } => return context,
+            Scaling::Linear { factor } => context as f64 * factor,
+            Scaling::Yarn {
+                factor,
+                original_context,
+                ..
+            } => original_context * factor,
+        };
+        (stretched as i64).max(1)
+    }
+
     /// The rotations of heads of which `width` values carry a position.
     pub fn rotations(&self, width: i64) -> Rotations {
         Rotations {

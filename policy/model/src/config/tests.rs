@@ -285,6 +285,48 @@ fn a_config_with_other_values_than_the_defaults_keeps_its_meaning() {
 }
 
 #[test]
+fn a_stretched_context_is_as_long_as_vllm_takes_it() {
+    for (positions, scaling, expected) in [
+        (
+            32768,
+            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}),
+            131_072,
+        ),
+        (32768, json!({"type": "yarn", "factor": 4.0}), 131_072),
+        (
+            40960,
+            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}),
+            131_072,
+        ),
+        (
+            163_840,
+            json!({"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}),
+            163_840,
+        ),
+        (4096, json!({"rope_type": "linear", "factor": 4.0}), 16_384),
+        (
+            131_072,
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                   "original_max_position_embeddings": 8192}),
+            131_072,
+        ),
+        (32768, Value::Null, 32768),
+    ] {
+        let mut json = complete("qwen3");
+        json["max_position_embeddings"] = positions.into();
+        json["rope_scaling"] = scaling;
+        let config = parsed(&json).unwrap();
+        assert_eq!(config.context(), expected, "{json}");
+        let back = ModelConfig::from_json(config.to_json().as_bytes()).unwrap();
+        assert_eq!(back.context(), expected, "{json}");
+        json["model_type"] = "other".into();
+        assert_eq!(super::declared_context(&json), Some(expected));
+    }
+    let unknown = json!({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "longrope"}});
+    assert_eq!(super::declared_context(&unknown), Some(100));
+}
+
+#[test]
 fn rotary_settings_mean_what_transformers_takes() {
     let with = |change: &dyn Fn(&mut Value)| {
         let mut json = complete("qwen3");

@@ -17,10 +17,10 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// `context` is in tokens and is capped at the model's `max_position_embeddings`.
+    /// `context` is in tokens and is capped at the model's own.
     pub fn new(model: &ExactModel, slots: usize, context: usize) -> Self {
         let config = model.config();
-        let context = context.min(config.max_position_embeddings as usize);
+        let context = context.min(config.context() as usize);
         let layer_heads = |_| empty_heads(config, context, model.compute());
         let layers = || (0..config.num_hidden_layers).map(layer_heads).collect();
         KvCache {
@@ -35,7 +35,7 @@ impl KvCache {
     /// Latent attention caches the expanded keys and values of every head, which is many times its
     /// latent: 10 MB a token in f32 for DeepSeek-V3.
     pub fn bytes_for(config: &ModelConfig, slots: usize, context: usize, compute: Compute) -> u64 {
-        let context = context.min(config.max_position_embeddings as usize);
+        let context = context.min(config.context() as usize);
         let (key_width, value_width) = (config.head_dim as usize, config.value_dim() as usize);
         let heads = config.num_hidden_layers.saturating_mul(config.cached_heads()) as u64;
         let head = KvHead::bytes_for(context, key_width, value_width, compute);

@@ -39,7 +39,7 @@ impl ExactModel {
     /// models also run on every instruction set of this machine. `Ok(Some(…))` names the
     /// difference. Recomputed log-probabilities are then close to the logged ones, but not equal.
     pub fn self_check(&self) -> Result<Option<String>, Error> {
-        let tokens = TOKENS.min(self.config.max_position_embeddings as usize);
+        let tokens = TOKENS.min(self.config.context() as usize);
         let ids: Vec<u32> = (0..tokens as u32)
             .map(|i| i * 7919 % self.config.vocab_size as u32)
             .collect();

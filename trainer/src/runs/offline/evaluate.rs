@@ -223,7 +223,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     let vocabulary = model.config().vocab_size;
     let decline = decline.filter(|&id| i64::from(id) < vocabulary);
     let limits = ModelLimits {
-        context: model.config().max_position_embeddings,
+        context: model.config().context(),
         vocabulary,
         decline,
         experts: model.config().experts.clone(),
