@@ -28,6 +28,8 @@ create table rollout (
     holder          text,
     -- SHA-256 of the secret that its lease has. The agent that samples does not know it, so it cannot reward itself.
     secret_digest   bytea,
+    -- The generations that the trainer's own harness received. Null: none, or another harness made it.
+    answers         uuid[],
     reward          double precision,
     offered_at      timestamptz not null default now(),
     leased_at       timestamptz,

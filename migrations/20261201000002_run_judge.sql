@@ -61,6 +61,8 @@ declare
         ['train', 'select, insert', 'step, version, baseline, run_event, run_judge, policy, tenant'],
         ['train', 'select, insert, update', 'run, line, rollout'],
         ['train', 'select, insert, delete', 'disposition, published_intent, trajectory_use'],
+        -- how old what the fleet samples is
+        ['train', 'select (policy, resident, ready, reported_at)', 'replica'],
         ['train', 'select, insert, update, delete', 'judge_answer'],
         ['train', 'select, insert', 'audit'],
         ['train', 'usage, select', 'sequence version_serial']

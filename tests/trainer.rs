@@ -426,12 +426,15 @@ async fn a_broken_guard_publishes_nothing_and_records_the_reason() {
     world.insert_all(&world.sample(world.base, 8).await, "champion").await;
     let mut options = world.options();
     options.realtime.guards.kl_max = 1e-12;
-    let running = world.run(options);
+    let running = world.run(options.clone());
     eventually("the first cohort is dropped", SOON, async || {
         (world.dispositions().await.len() == 8).then_some(())
     })
     .await;
     assert_eq!(world.status().await.unwrap().0, "running", "one cohort pauses nothing");
+    // it counts after a restart, too
+    running.stop().await;
+    let running = world.run(options);
     world.insert_all(&world.sample(world.base, 16).await, "champion").await;
     let reason = eventually("the run pauses", SOON, async || {
         let (status, reason) = world.status().await?;

@@ -3,7 +3,7 @@
 
 use super::fleet::Wrong;
 use super::offline::{control_beside, ended, fleet, get, ingest, offline, post};
-use super::world::World;
+use super::world::{POLICY, World};
 use crate::support::eventually;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -437,6 +437,89 @@ async fn a_harness_that_dies_or_fails_costs_no_group_and_a_killed_trainer_nothin
         2 * 2 * GROUP - 1,
         "the slow one had one turn"
     );
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rewards_that_come_while_a_run_is_paused_reach_the_log() {
+    let world = World::start("paused_rewards").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let (run, _) = create(&control, &request(1, 600)).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let leased = eventually("a rollout is offered", SOON, async || match lease(&run).await {
+        Leased::One(lease) => Some(lease),
+        _ => None,
+    })
+    .await;
+    turn(&leased, "one").await;
+    post(format!("{run}/pause"), &json!({})).await;
+    eventually("the run is paused", SOON, async || {
+        (get(run.clone()).await["status"] == "paused").then_some(())
+    })
+    .await;
+    reward(&control, &leased, "abc").await;
+    eventually("its episode closes with the reward", SOON, async || {
+        let rewards: Vec<f64> = sqlx::query_scalar("select reward from trajectory where episode_id = $1::uuid")
+            .bind(leased["id"].as_str().unwrap())
+            .fetch_all(&world.stack.pool)
+            .await
+            .unwrap();
+        (rewards == [1.0]).then_some(())
+    })
+    .await;
+    assert_eq!(get(run.clone()).await["status"], "paused");
+    eventually("the rollout is settled", SOON, async || {
+        (get(format!("{run}/rollouts")).await["by_state"]["settled"] == 1).then_some(())
+    })
+    .await;
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+/// A replica says that it still samples with the base, so no rollouts are offered that would be older than
+/// one step when they are trained on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fleet_that_lags_gets_no_rollouts_that_would_be_too_old() {
+    let world = World::start("lag").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control_beside(&world, &serve_url).await;
+    let mut wanted = request(3, 600);
+    (wanted["tasks_per_step"], wanted["staleness_max"]) = (json!(1), json!(1));
+    let (run, _) = create(&control, &wanted).await;
+    let line = get(run.clone()).await["line"].clone();
+    sqlx::query(
+        "insert into replica (id, cluster, policy, address, epoch, resident, ready, reported_at)
+         values ('slow', 'near', $1, '', 1, $2, true, now() + interval '1 day')",
+    )
+    .bind(POLICY)
+    .bind(json!([{"version": world.base, "root": "", "aliases": [line]}]))
+    .execute(&world.stack.pool)
+    .await
+    .unwrap();
+    let running = world.run_against(offline(&world), &serve_url);
+    let harness = harness(&control, &run, &Arc::default());
+    let done = ended(&run).await;
+    assert_eq!(done["status"], "succeeded", "{done}");
+    harness.await.unwrap();
+    running.stop().await;
+    // two draws while its base is the head, and the next one once the run has waited for the fleet
+    let early: Vec<i64> = sqlx::query_scalar(
+        "select o.draw from rollout o join step s on s.run_id = o.run_id and s.step = 2
+         where o.draw >= 2 and o.offered_at < s.committed_at",
+    )
+    .fetch_all(&world.stack.pool)
+    .await
+    .unwrap();
+    assert!(early.is_empty(), "{early:?}");
     stop.cancel();
     ingest.await.unwrap().unwrap();
 }

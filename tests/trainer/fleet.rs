@@ -29,6 +29,8 @@ pub enum Wrong {
     EachSlightly,
     /// One of four requests of rollouts is answered with 500.
     FailsSometimes,
+    /// One of four requests of rollouts is logged and answered with 503.
+    LosesSome,
 }
 
 #[derive(Clone)]
@@ -166,6 +168,9 @@ async fn complete(State(fleet): State<Fleet>, Json(request): Json<Value>) -> Res
         );
         choices.push(json!({"text": text, "generation_id": generation.id, "version": head}));
         fleet.producer.send_event(&signed(generation)).await.unwrap();
+    }
+    if fleet.wrong == Wrong::LosesSome && group.is_some() && first % 4 == 1 {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
     Ok(Json(json!({"object": "text_completion", "choices": choices})))
 }

@@ -283,6 +283,79 @@ async fn a_request_that_fails_costs_one_rollout_which_is_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn answers_that_were_logged_and_not_received_are_not_trained_on() {
+    let world = World::start("lost_answers").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::LosesSome).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let mut wanted = request();
+    wanted["steps"] = json!(1);
+    let (_, run) = create_as(&control, &wanted).await;
+    let running = world.run_against(offline(&world), &serve_url);
+    let ended = ended(&run).await;
+    assert_eq!(ended["status"], "succeeded", "{ended}");
+    let (logged, received): (i64, i64) = sqlx::query_as(
+        "select (select count(*) from generation where purpose = 'rollout'),
+                (select sum(cardinality(answers)) from rollout)",
+    )
+    .fetch_one(&world.stack.pool)
+    .await
+    .unwrap();
+    assert!(logged > received && received >= 32, "{logged} and {received}");
+    let of = |code: Option<&str>, dispositions: &[super::world::Disposition]| {
+        dispositions.iter().filter(|one| one.code.as_deref() == code).count() as i64
+    };
+    let dispositions = world.dispositions().await;
+    assert_eq!(
+        of(Some("caller_gone"), &dispositions),
+        logged - received,
+        "{dispositions:?}"
+    );
+    let trajectories = world.metrics(1).await["notes"]["trajectories"].as_i64().unwrap();
+    assert_eq!(world.ledger("trained").await, trajectories, "one answer of each");
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draws_without_a_gradient_are_counted_over_restarts() {
+    let world = World::start("empty_draws").await;
+    world.follow(1, world.base, 0).await;
+    let serve_url = fleet(&world, Wrong::None).await;
+    let stop = CancellationToken::new();
+    let ingest = ingest(&world, &stop).await;
+    let control = control(&world).await;
+    let mut wanted = request();
+    wanted["tasks_jsonl"] = json!("{\"prompt\": \"one\", \"answer\": \"no letters: 0\"}");
+    (wanted["group_size"], wanted["tasks_per_step"]) = (json!(2), json!(1));
+    let (_, run) = create_as(&control, &wanted).await;
+    let mut options = offline(&world);
+    options.offline.empty_draws_max = 6;
+    let spent = async || -> i64 {
+        sqlx::query_scalar("select count(distinct draw) from rollout where state = 'spent'")
+            .fetch_one(&world.stack.pool)
+            .await
+            .unwrap()
+    };
+    let running = world.run_against(options.clone(), &serve_url);
+    eventually("three draws are spent", SOON, async || {
+        (spent().await >= 3).then_some(())
+    })
+    .await;
+    running.stop().await;
+    let running = world.run_against(options, &serve_url);
+    let ended = ended(&run).await;
+    assert_eq!(ended["status"], "failed", "{ended}");
+    assert_eq!(spent().await, 6);
+    running.stop().await;
+    stop.cancel();
+    ingest.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_its_window_and_for_runs_of_higher_priority() {
     let world = World::start("schedules").await;
     world.follow(1, world.base, 0).await;

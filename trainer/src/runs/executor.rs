@@ -183,8 +183,26 @@ impl<'a> Executor<'a> {
             let message = format!("step {next} was prepared before a restart: committed as version {version}");
             executor.append_event("info", &message).await?;
         }
+        executor.refused = executor.refused_before().await?;
         executor.load().await?;
         Ok(Some(executor))
+    }
+
+    /// Cohorts that were refused since the last step, and since a person resumed the run.
+    async fn refused_before(&self) -> Result<u32, sqlx::Error> {
+        let refused = sqlx::query_scalar!(
+            r#"
+            select count(*) as "count!" from run_event
+            where run_id = $1 and data ? 'cohort' and (data ->> 'step')::bigint = $2
+              and at > coalesce((select max(at) from run_event where run_id = $1 and message like 'resume requested%'),
+                                '-infinity')
+            "#,
+            self.claim.run,
+            self.steps_done + 1
+        )
+        .fetch_one(&self.trainer.pool)
+        .await?;
+        Ok(u32::try_from(refused).unwrap_or(u32::MAX))
     }
 
     /// Loads the head, with the optimizer state if the last step made it. Keeps the baselines of

@@ -11,7 +11,7 @@
 //! realism   whether rollouts can be told from what users get
 //! ```
 
-mod draws;
+pub(crate) mod draws;
 mod groups;
 mod harness;
 mod push;
@@ -86,7 +86,10 @@ async fn train(
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
     let (trainer, id) = (executor.trainer, executor.claim.run);
-    let mut empty = Empty::default();
+    let mut empty = Empty {
+        draws: draws.empty_before(executor).await?,
+        quarantined: 0,
+    };
     while executor.steps_done < config.steps {
         if shutdown.is_cancelled() {
             return Ok(());
@@ -169,7 +172,7 @@ async fn train(
 #[derive(Debug, Default)]
 struct Empty {
     draws: u32,
-    /// Rollouts that were quarantined. Their groups were left out with them.
+    /// Rollouts that this execution quarantined. Their groups were left out with them.
     quarantined: usize,
 }
 

@@ -150,7 +150,8 @@ async fn poll(
     Ok(())
 }
 
-/// Decides about rollouts of ended runs, queues those that come again, and forgets what is past retention.
+/// Decides about rollouts of ended runs, queues those that come again, forgets what is past retention, and
+/// settles rollouts of runs that wait.
 async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     let swept = select::sweep_abandoned(&trainer.pool, &trainer.policy).await?;
     if swept > 0 {
@@ -163,7 +164,8 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     select::sweep_expired(&trainer.pool).await?;
     uses::sweep_expired(&trainer.pool).await?;
     judge::sweep_expired(&trainer.pool).await?;
-    export::sweep(trainer).await
+    export::sweep(trainer).await?;
+    grpo::draws::settle_waiting(trainer).await
 }
 
 /// Begins a run that an executor left running, else the first queued one that may work now: by

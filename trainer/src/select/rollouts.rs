@@ -108,7 +108,7 @@ pub async fn episodes(
 
 /// How many steps a version is away from the head, the first of `versions`. The largest number: it is
 /// not on the head's path, or further away than they go.
-fn staleness(version: i64, versions: &[i64]) -> usize {
+pub(crate) fn staleness(version: i64, versions: &[i64]) -> usize {
     let steps = versions.iter().position(|one| *one == version);
     steps.unwrap_or(usize::MAX)
 }

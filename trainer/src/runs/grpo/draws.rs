@@ -13,9 +13,9 @@
 //! ```
 //! Steps take draws in the order in which they were offered, and wait for the slowest rollout of the
 //! oldest. So no step favors short rollouts. Rollouts of up to `staleness_max` later draws are made
-//! meanwhile. A draw is therefore offered at most so many steps before it is trained on. Tasks that are
-//! added to the oldest draw are the next ones that harnesses get. No step is made until they have ended,
-//! so the others of the draw get no older meanwhile.
+//! meanwhile. A draw is therefore offered at most so many steps before it is trained on, fewer if
+//! replicas lag behind the head. Tasks that are added to the oldest draw are the next ones that
+//! harnesses get. No step is made until they have ended, so the others of the draw get no older meanwhile.
 
 mod draw;
 
@@ -27,6 +27,8 @@ use crate::runs::executor::Executor;
 use crate::runs::offline::Failed;
 use crate::runs::random::Random;
 use crate::runs::trainer::Trainer;
+use crate::select;
+use crate::select::rollouts::staleness;
 use anyhow::Context;
 use edge::tenant;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -45,6 +47,8 @@ const ATTEMPTS_MAX: i32 = 3;
 const METRIC: &str = "reward";
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
+/// Replicas that have not reported for so long are taken for gone.
+const REPLICA_SILENT_SECONDS: f64 = 10.0;
 /// After this long without a harness an event says so.
 const NOBODY_AFTER: Duration = Duration::from_secs(60);
 
@@ -81,6 +85,27 @@ impl<'a> Draws<'a> {
         Ok(self.unspent(run).await?.is_empty())
     }
 
+    /// How many draws without a gradient earlier executions have spent since the last step. Those that a guard
+    /// refused had one.
+    pub async fn empty_before(&self, executor: &Executor<'_>) -> anyhow::Result<u32> {
+        let empty = sqlx::query_scalar!(
+            r#"
+            select count(distinct draw)
+                   - (select count(*) from run_event
+                      where run_id = $1 and data ? 'cohort' and (data ->> 'step')::bigint = $2) as "empty!"
+            from rollout
+            where run_id = $1 and state = 'spent'
+              and draw > coalesce((select (metrics #>> '{notes,draw}')::bigint from step
+                                   where run_id = $1 order by step desc limit 1), -1)
+            "#,
+            executor.claim.run,
+            executor.steps_done + 1
+        )
+        .fetch_one(&self.trainer.pool)
+        .await?;
+        Ok(u32::try_from(empty).unwrap_or(0))
+    }
+
     /// Reads the oldest draw that no step was made of, once all of its rollouts have ended. Returns the
     /// turns of those that `draw` does not have yet.
     pub async fn read_oldest(&mut self, executor: &Executor<'_>, draw: &mut Draw) -> anyhow::Result<Vec<Sample>> {
@@ -91,7 +116,7 @@ impl<'a> Draws<'a> {
             let unspent = self.unspent(run).await?;
             let steps_left = usize::try_from(self.config.steps - executor.steps_done).unwrap_or(0);
             let ahead = steps_left.min(self.config.staleness_max as usize + 1);
-            if unspent.len() < ahead {
+            if unspent.len() < ahead && self.would_be_young(executor, unspent.len()).await? {
                 self.offer(&executor.claim).await?;
                 continue;
             }
@@ -105,6 +130,32 @@ impl<'a> Draws<'a> {
             self.say_if_nobody_comes(executor).await?;
             tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
         }
+    }
+
+    /// Whether rollouts of a draw that is offered now, and that `before` others are trained on before, are
+    /// young enough then: replicas that lag sample with older versions than the head.
+    async fn would_be_young(&self, executor: &Executor<'_>, before: usize) -> anyhow::Result<bool> {
+        if before == 0 {
+            return Ok(true); // the run has waited until the fleet serves its head
+        }
+        let sampling = sqlx::query_scalar!(
+            r#"
+            select distinct (held ->> 'version')::bigint as "version!"
+            from replica
+            cross join lateral jsonb_array_elements(resident) held
+            where policy = $1 and ready and reported_at > now() - make_interval(secs => $3)
+              and held -> 'aliases' ? $2
+            "#,
+            self.trainer.policy,
+            executor.line,
+            REPLICA_SILENT_SECONDS
+        )
+        .fetch_all(&self.trainer.pool)
+        .await?;
+        let staleness_max = self.config.staleness_max;
+        let versions = select::versions(&self.trainer.pool, &self.trainer.policy, executor.head, staleness_max).await?;
+        let lag = sampling.iter().map(|version| staleness(*version, &versions)).max();
+        Ok(lag.unwrap_or(0).saturating_add(before) <= staleness_max as usize)
     }
 
     /// No further step is made of the draw.
@@ -292,61 +343,14 @@ impl<'a> Draws<'a> {
 
     /// Posts the ends of rollouts to the log. What is repeated after a restart is the same events.
     pub async fn settle(&self, claim: &Claim) -> anyhow::Result<()> {
-        let ended = sqlx::query!(
-            r#"
-            select id, reward from rollout
-            where run_id = $1 and (state = 'rewarded' or state = 'failed' and attempt >= $2)
-            "#,
-            claim.run,
-            ATTEMPTS_MAX
-        )
-        .fetch_all(&self.trainer.pool)
-        .await?;
-        if ended.is_empty() {
+        let ids = post_ends(self.trainer, &self.tenant, claim.run).await?;
+        if ids.is_empty() {
             return Ok(());
         }
-        let ids: Vec<Uuid> = ended.iter().map(|row| row.id).collect();
-        let source = format!("springtide/train/{}", claim.run);
-        let ends = ended
-            .into_iter()
-            .map(|row| self.post_end(&source, claim.run, row.id, row.reward));
-        stream::iter(ends)
-            .buffer_unordered(SENDS_MAX)
-            .try_collect::<Vec<()>>()
-            .await
-            .context("post the ends of rollouts to the log")?;
         let mut transaction = self.trainer.pool.begin().await?;
         claim.lock(&mut transaction).await?;
-        sqlx::query!(
-            r#"
-            update rollout set state = 'settled', settled_at = now()
-            where run_id = $1 and id = any($2) and state in ('rewarded', 'failed')
-            "#,
-            claim.run,
-            &ids
-        )
-        .execute(&mut *transaction)
-        .await?;
+        mark_settled(&mut transaction, claim.run, &ids).await?;
         transaction.commit().await?;
-        Ok(())
-    }
-
-    async fn post_end(&self, source: &str, run: Uuid, rollout: Uuid, reward: Option<f64>) -> anyhow::Result<()> {
-        let now = OffsetDateTime::now_utc();
-        if let Some(reward) = reward {
-            let feedback = Feedback {
-                id: feedback_id(rollout),
-                target: Target::Episode(rollout),
-                metric_name: METRIC.into(),
-                value: Value::Float(reward),
-                tags: BTreeMap::from([("run_id".into(), run.to_string())]),
-            };
-            let event = feedback.into_event(&self.tenant, source, now);
-            self.trainer.producer.send_event(&event).await?;
-        }
-        let end = EpisodeEnd { episode_id: rollout };
-        let event = end.into_event(&self.tenant, source, now);
-        self.trainer.producer.send_event(&event).await?;
         Ok(())
     }
 
@@ -379,6 +383,95 @@ impl<'a> Draws<'a> {
         );
         executor.append_event("warn", &message).await
     }
+}
+
+/// Posts the ends of rollouts of runs that wait or are paused: their episodes would close without the
+/// rewards meanwhile.
+pub(crate) async fn settle_waiting(trainer: &Trainer) -> anyhow::Result<()> {
+    let runs = sqlx::query_scalar!(
+        r#"
+        select id from run r
+        where policy = $1 and kind = 'grpo' and status in ('queued', 'paused')
+          and exists (select from rollout o where o.run_id = r.id and o.state = 'rewarded')
+        "#,
+        trainer.policy
+    )
+    .fetch_all(&trainer.pool)
+    .await?;
+    for run in runs {
+        let Some(tenant) = tenant::owner(&trainer.pool, &trainer.policy).await? else {
+            continue;
+        };
+        let ids = post_ends(trainer, &tenant, run).await?;
+        // an executor that begins meanwhile posts the same events
+        mark_settled(&mut *trainer.pool.acquire().await?, run, &ids).await?;
+    }
+    Ok(())
+}
+
+/// Posts the ends of a run's rollouts to the log. Returns which.
+async fn post_ends(trainer: &Trainer, tenant: &str, run: Uuid) -> anyhow::Result<Vec<Uuid>> {
+    let ended = sqlx::query!(
+        r#"
+        select id, reward from rollout
+        where run_id = $1 and (state = 'rewarded' or state = 'failed' and attempt >= $2)
+        "#,
+        run,
+        ATTEMPTS_MAX
+    )
+    .fetch_all(&trainer.pool)
+    .await?;
+    let ids: Vec<Uuid> = ended.iter().map(|row| row.id).collect();
+    let source = format!("springtide/train/{run}");
+    let ends = ended
+        .into_iter()
+        .map(|row| post_end(trainer, tenant, &source, run, row.id, row.reward));
+    stream::iter(ends)
+        .buffer_unordered(SENDS_MAX)
+        .try_collect::<Vec<()>>()
+        .await
+        .context("post the ends of rollouts to the log")?;
+    Ok(ids)
+}
+
+async fn mark_settled(connection: &mut PgConnection, run: Uuid, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!(
+        r#"
+        update rollout set state = 'settled', settled_at = now()
+        where run_id = $1 and id = any($2) and state in ('rewarded', 'failed')
+        "#,
+        run,
+        ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+async fn post_end(
+    trainer: &Trainer,
+    tenant: &str,
+    source: &str,
+    run: Uuid,
+    rollout: Uuid,
+    reward: Option<f64>,
+) -> anyhow::Result<()> {
+    let now = OffsetDateTime::now_utc();
+    if let Some(reward) = reward {
+        let feedback = Feedback {
+            id: feedback_id(rollout),
+            target: Target::Episode(rollout),
+            metric_name: METRIC.into(),
+            value: Value::Float(reward),
+            tags: BTreeMap::from([("run_id".into(), run.to_string())]),
+        };
+        let event = feedback.into_event(tenant, source, now);
+        trainer.producer.send_event(&event).await?;
+    }
+    let end = EpisodeEnd { episode_id: rollout };
+    let event = end.into_event(tenant, source, now);
+    trainer.producer.send_event(&event).await?;
+    Ok(())
 }
 
 /// Indices of the tasks of a draw, after the first `skip`: all tasks in a random order, again and again

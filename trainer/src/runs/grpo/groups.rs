@@ -301,11 +301,11 @@ mod tests {
                 .iter()
                 .map(|(name, reward)| ((*name).to_owned(), *reward))
                 .collect(),
-            reward: 0.0,
             last_answer: Some(LastAnswer {
                 tokens,
                 is_cut_off: tokens == 10,
             }),
+            ..Graded::default()
         };
         (Uuid::from_u128(rollout), graded)
     }

@@ -26,7 +26,7 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 /// Who holds the leases.
-const HOLDER: &str = "springtide/train";
+pub(super) const HOLDER: &str = "springtide/train";
 /// How often free places are filled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Timeout of a completion and its grade: rollouts may wait for a whole day of production.
@@ -261,7 +261,12 @@ impl<'a> Harness<'a> {
                 continue;
             }
             if status.is_success() {
-                return response.json().await.context("read the answer of the serving API");
+                let answer: Value = response.json().await.context("read the answer of the serving API")?;
+                let received = answer["choices"][0]["generation_id"].as_str();
+                let received = received.and_then(|id| id.parse().ok());
+                let received: Uuid = received.context("the answer of the serving API has no generation_id")?;
+                leases::received(&self.trainer.pool, taken.id, received).await?;
+                return Ok(answer);
             }
             return Err(served::refusal(response).await);
         }

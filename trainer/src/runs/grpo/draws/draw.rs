@@ -5,6 +5,7 @@ use crate::learn::advantage;
 use crate::learn::sample::Sample;
 use crate::runs::claim;
 use crate::runs::executor::Executor;
+use crate::runs::grpo::harness::HOLDER;
 use crate::runs::offline::Failed;
 use crate::select;
 use crate::select::rollouts::{self, Arrived, LastAnswer};
@@ -41,6 +42,8 @@ pub(crate) struct Graded {
     pub parts: BTreeMap<String, f64>,
     /// `None`: no turn of it is in the database.
     pub last_answer: Option<LastAnswer>,
+    /// The generations that its harness received. `None`: a harness outside does not say.
+    pub answers: Option<Vec<Uuid>>,
 }
 
 impl Draw {
@@ -55,6 +58,16 @@ impl Draw {
             .map(|(name, rewards)| (name, advantage::mean(&rewards)));
         means.collect()
     }
+
+    /// Splits off the ids of answers that their harness did not receive.
+    fn split_received(&self, samples: Vec<Sample>) -> (Vec<Sample>, Vec<Uuid>) {
+        let (received, twins): (Vec<Sample>, Vec<Sample>) = samples.into_iter().partition(|sample| {
+            let graded = sample.turn.as_ref().and_then(|turn| self.graded.get(&turn.episode));
+            let answers = graded.and_then(|graded| graded.answers.as_ref());
+            answers.is_none_or(|answers| answers.contains(&sample.generation))
+        });
+        (received, twins.into_iter().map(|sample| sample.generation).collect())
+    }
 }
 
 impl Draws<'_> {
@@ -65,14 +78,16 @@ impl Draws<'_> {
         let rows = sqlx::query!(
             r#"
             select id, group_id, reward, code, reason,
-                   coalesce(reward_parts, '{}') as "reward_parts!: Json<BTreeMap<String, f64>>"
+                   coalesce(reward_parts, '{}') as "reward_parts!: Json<BTreeMap<String, f64>>",
+                   case when holder = $4 then coalesce(answers, '{}') end as answers
             from rollout
             where run_id = $1 and draw = $2 and state = 'settled' and id <> all ($3)
             order by finished_at
             "#,
             run,
             draw.number,
-            &draw.read
+            &draw.read,
+            HOLDER
         )
         .fetch_all(&self.trainer.pool)
         .await?;
@@ -85,6 +100,7 @@ impl Draws<'_> {
                     reward,
                     parts: row.reward_parts.0,
                     last_answer: None,
+                    answers: row.answers,
                 };
                 draw.graded.insert(row.id, graded);
                 episodes.push(row.id);
@@ -145,6 +161,9 @@ impl Draws<'_> {
                     );
                     executor.append_event("warn", &message).await?;
                 }
+                let (mut samples, twins) = draw.split_received(samples);
+                let twins = BTreeMap::from([("caller_gone", twins)]);
+                executor.drop_generations(&twins).await?;
                 self.use_own_rewards(executor, draw, &mut samples).await?;
                 for (rollout, last_answer) in last_answers {
                     draw.graded.entry(rollout).or_default().last_answer = Some(last_answer);
@@ -243,6 +262,23 @@ impl Draws<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_the_harness_received_is_trained_on_if_it_says() {
+        let turns = |episode| [0, 1].map(|index| Sample::example_of(episode, index, &[None, None]));
+        let (own, outside) = (turns(1), turns(2));
+        let received = Graded {
+            answers: Some(vec![own[1].generation]),
+            ..Graded::default()
+        };
+        let draw = Draw {
+            graded: [(Uuid::from_u128(1), received), (Uuid::from_u128(2), Graded::default())].into(),
+            ..Draw::default()
+        };
+        let twin = own[0].generation;
+        let (kept, twins) = draw.split_received([own, outside].concat());
+        assert_eq!((kept.len(), twins), (3, vec![twin]));
+    }
 
     #[test]
     fn the_parts_of_rewards_are_averaged_by_name() {
