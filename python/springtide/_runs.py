@@ -9,11 +9,13 @@ the model answers there belongs to the attempt.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
@@ -36,6 +38,9 @@ RENEW_AFTER = 1 / 3
 FAILURES_MAX = 20
 
 log = logging.getLogger(__name__)
+
+#: Sends the failures of leases that a coroutine leaves. The loop's own threads may all wait for leases.
+_failing = ThreadPoolExecutor(thread_name_prefix="springtide-fail")
 
 
 class NoReward(SpringtideError):
@@ -158,9 +163,11 @@ class Run:
 
 @dataclass
 class Lease:
-    """One attempt at one task, for a limited time that `with` renews."""
+    """One attempt at one task, for a limited time that `with` renews; in a coroutine, `async with`."""
 
     id: str
+    #: The attempts of one task that are compared with each other.
+    group_id: str
     #: The task as the run has it: `id`, `prompt`, and `answer` if there is one.
     task: dict[str, Any] = field(repr=False)
     #: For `OpenAI(base_url=…)`: what is asked for there are the turns of this attempt.
@@ -183,6 +190,7 @@ class Lease:
     def _of(answer: dict[str, Any], control: _Control) -> Lease:
         return Lease(
             id=str(_member(answer, "id")),
+            group_id=str(_member(answer, "group_id")),
             task=dict(_member(answer, "task")),
             base_url=str(_member(answer, "base_url")),
             anthropic_base_url=str(_member(answer, "anthropic_base_url")),
@@ -246,6 +254,16 @@ class Lease:
             self.fail(kind.__name__, timed_out=issubclass(kind, TimeoutError))
         except SpringtideError as refused:
             log.warning("lease %s: the failure was not accepted: %s", self.id, refused)
+
+    async def __aenter__(self) -> Lease:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ended:
+            return self.__exit__(kind, error, trace)
+        await asyncio.get_running_loop().run_in_executor(_failing, self.__exit__, kind, error, trace)
 
     def _renew_until_left(self) -> None:
         # by the time that passes here: this clock may differ from the server's

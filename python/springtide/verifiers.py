@@ -5,8 +5,8 @@
     springtide.verifiers.work(run, env, workers=4)
 
 `verifiers` (0.4, from PyPI) keeps everything that it has: the taskset, the harness, its runtime, the
-tools and the rewards. Only the endpoint of the model is the lease's. What its seats' traces are
-rewarded with, on average, is the reward of the attempt.
+tools and the rewards. Only the endpoint of the model is the lease's. An attempt trains one seat with
+that seat's reward; the answers of the other seats are not trained on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 import verifiers.v1 as vf
 
@@ -68,20 +72,37 @@ def work(
     error leaves `work`.
     """
     by_key = {task.key: task for task in env.taskset}
-    asyncio.run(_work(run, env, by_key, workers, dict(sampling or {})))
+    setup = env.setup
+
+    async def with_seats(agents: Any) -> None:
+        await setup(agents)
+        _attempt_now.get().take_seats(env, agents)
+
+    env.setup = with_seats
+    # a thread for each worker: no reward queues behind workers that wait for a task
+    try:
+        with ThreadPoolExecutor(workers, "springtide-worker") as threads:
+            asyncio.run(_work(run, env, by_key, workers, dict(sampling or {}), threads))
+    finally:
+        env.setup = setup
 
 
 async def _work(
-    run: Run, env: vf.Env[Any], by_key: dict[str, Any], workers: int, sampling: dict[str, Any]
+    run: Run, env: vf.Env[Any], by_key: dict[str, Any], workers: int, sampling: dict[str, Any], threads: ThreadPoolExecutor
 ) -> None:
     failures = 0
+
+    async def blocking(call: Callable[..., Any], argument: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, argument)
 
     async def worker() -> None:
         nonlocal failures
         leases = run.leases()
-        while (lease := await asyncio.to_thread(_next, leases)) is not None:
+        while (lease := await blocking(_next, leases)) is not None:
             try:
-                await _attempt(lease, env, by_key, sampling)
+                async with lease:
+                    value = await _Attempt(lease).reward(env, by_key, sampling)
+                    await blocking(lease.reward, value)
                 failures = 0
             except Exception as error:
                 log.warning("attempt %s failed: %s", lease.id, error if isinstance(error, EpisodeFailed) else type(error).__name__)
@@ -97,27 +118,60 @@ def _next(leases: Iterator[Lease]) -> Lease | None:
     return next(leases, None)
 
 
-async def _attempt(lease: Lease, env: vf.Env[Any], by_key: dict[str, Any], sampling: dict[str, Any]) -> None:
-    with lease:
-        task = by_key.get(lease.task["id"])
+@dataclass
+class _Attempt:
+    """One episode for one lease. A lease has one reward, so one seat is trained."""
+
+    lease: Lease
+    seat: str = ""
+    refusal: EpisodeFailed | None = None
+
+    def take_seats(self, env: vf.Env[Any], agents: Any) -> None:
+        """Keeps the answers of all seats but the trained one out of training."""
+        seats = {name: getattr(agents, name) for name, of in env.config if isinstance(of, vf.AgentConfig)}
+        # a seat with a client of its own asks elsewhere
+        seats = {name: agent for name, agent in seats.items() if agent.ctx.client.base_url == self.lease.base_url}
+        trainable = [name for name, agent in seats.items() if agent.trainable]
+        other = [name for name, agent in seats.items() if agent.ctx.model != self.lease.model]
+        if other:
+            self.refusal = EpisodeFailed(
+                f"the seat {other[0]} has a `model`, but a lease answers with the run's alone: give the seat a `client` too"
+            )
+        elif not trainable:
+            self.refusal = EpisodeFailed("no seat of the environment is trainable, so nothing can be rewarded")
+        if self.refusal is not None:
+            raise self.refusal
+        # the attempts of a group are compared with each other: they train the same seat
+        self.seat = trainable[UUID(self.lease.group_id).int % len(trainable)]
+        for name, agent in seats.items():
+            if name != self.seat:
+                sampling = agent.ctx.sampling
+                metadata = {**(getattr(sampling, "metadata", None) or {}), "train": "false"}
+                agent.ctx = replace(agent.ctx, sampling=sampling.model_copy(update={"metadata": metadata}))
+
+    async def reward(self, env: vf.Env[Any], by_key: dict[str, Any], sampling: dict[str, Any]) -> float:
+        """Plays the episode, inside `env.serving()`."""
+        task = by_key.get(self.lease.task["id"])
         if task is None:
-            raise EpisodeFailed(f"the environment has no task {lease.task['id']}: load it with the run's options")
-        value = await episode_reward(env, task, lease.base_url, lease.model, lease.api_key, sampling)
-        await asyncio.to_thread(lease.reward, value)
+            raise EpisodeFailed(f"the environment has no task {self.lease.task['id']}: load it with the run's options")
+        os.environ[KEY_VARIABLE] = self.lease.api_key
+        client = vf.EvalClientConfig(base_url=self.lease.base_url, api_key_var=KEY_VARIABLE)
+        context = vf.ModelContext(model=self.lease.model, client=client, sampling=vf.SamplingConfig(**sampling))
+        _attempt_now.set(self)
+        episode = await env.run_episode(task, context)
+        if self.refusal is not None:
+            raise self.refusal
+        if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            raise EpisodeFailed(", ".join(error.type for error in errors) or "the episode did not end well")
+        rewards = {float(trace.reward) for trace in episode.traces if trace.agent.name == self.seat}
+        if len(rewards) != 1:
+            raise EpisodeFailed(
+                f"the seat {self.seat} has {len(rewards)} different rewards, and an attempt has one: let the seat "
+                "play once per episode, and the run make the attempts (`group_size`)"
+            )
+        return rewards.pop()
 
 
-async def episode_reward(
-    env: vf.Env[Any], task: Any, base_url: str, model: str, api_key: str, sampling: Mapping[str, Any]
-) -> float:
-    """Runs one episode against an OpenAI-compatible endpoint, inside `env.serving()`."""
-    os.environ[KEY_VARIABLE] = api_key
-    client = vf.EvalClientConfig(base_url=base_url, api_key_var=KEY_VARIABLE)
-    context = vf.ModelContext(model=model, client=client, sampling=vf.SamplingConfig(**sampling))
-    episode = await env.run_episode(task, context)
-    if not episode.ok:
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        raise EpisodeFailed(", ".join(error.type for error in errors) or "the episode did not end well")
-    rewards = [trace.reward for trace in episode.traces if trace.agent.trainable]
-    if not rewards:
-        raise EpisodeFailed("no trace of the episode is trainable, so nothing can be rewarded")
-    return float(sum(rewards) / len(rewards))
+#: Of the worker that runs.
+_attempt_now: ContextVar[_Attempt] = ContextVar("attempt")

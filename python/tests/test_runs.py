@@ -3,13 +3,14 @@ the real one."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from faulty_server import Answer, Server, serving
+from faulty_server import Answer, Received, Server, serving
 
 from springtide import ConflictError, Lease, NoReward, Retries, Run
 
@@ -27,6 +28,7 @@ def lease(name: str = "a", seconds: float = 600) -> Answer:
         {
             "object": "lease",
             "id": name,
+            "group_id": "6c84fb90-12c4-11e1-840d-7b25c5ee775a",
             "task": {"id": "1", "prompt": "2 + 2 =", "answer": "4"},
             "base_url": f"http://serve/lease/{name}/v1",
             "anthropic_base_url": f"http://serve/lease/{name}",
@@ -108,6 +110,40 @@ def test_a_lease_that_is_left_without_a_reward_has_failed() -> None:
             with next(run.leases()):
                 pass
     assert paths(server)[1] == "/v1/leases/a/fail"
+
+
+def test_a_lease_in_a_coroutine_does_not_stop_the_loop_while_its_failure_is_sent() -> None:
+    with serving(lease(), DONE) as server, run_at(server) as run:
+        asked, went_on = threading.Event(), threading.Event()
+        in_time = []
+        take = server.take
+
+        def held(received: Received) -> Answer:
+            if received.path.endswith("/fail"):
+                asked.set()
+                in_time.append(went_on.wait(10))
+            return take(received)
+
+        server.take = held  # type: ignore[method-assign]
+
+        async def goes_on() -> None:
+            while not asked.is_set():
+                await asyncio.sleep(0.01)
+            went_on.set()
+
+        async def attempt() -> None:
+            async with next(run.leases()):
+                raise KeyError("the task")
+
+        async def both() -> None:
+            other = asyncio.create_task(goes_on())
+            with pytest.raises(KeyError):
+                await attempt()
+            await other
+
+        asyncio.run(both())
+    assert in_time == [True]
+    assert server.received[-1].body["reason"] == "KeyError"
 
 
 def test_a_lease_gets_one_reward() -> None:

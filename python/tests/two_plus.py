@@ -42,4 +42,30 @@ class Once(vf.Harness[OnceConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+class DuelConfig(vf.EnvConfig):
+    white: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
+    black: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
+    umpire: vf.AgentConfig = vf.AgentConfig(runtime={"type": "subprocess"})
+    rounds: int = 1
+
+
+class Duel(vf.Env[DuelConfig]):
+    """Two seats that learn, one of which loses what the other wins, and one that is frozen."""
+
+    async def setup(self, agents):
+        agents.umpire.trainable = False
+
+    async def run(self, task, agents):
+        for _ in range(self.config.rounds):
+            await agents.white.run(task)
+        await agents.black.run(task)
+        await agents.umpire.run(task)
+
+    async def finalize(self, task, episode):
+        won = {"white": 1.0, "black": -1.0, "umpire": 9.0}
+        for number, trace in enumerate(episode.traces):
+            trace.rewards.clear()
+            trace.record_reward("won", won[trace.agent.name] + (0.5 if self.config.rounds > 1 and number == 0 else 0.0))
+
+
 __all__ = ["Once", "Sums"]

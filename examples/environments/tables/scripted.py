@@ -187,7 +187,7 @@ class Stack:
         url = f"{self._url}/lease/{task['id']}"
         expires_at = (datetime.now(timezone.utc) + timedelta(minutes=10)).isoformat()
         lease = {"id": task["id"], "task": task, "model": "scripted", "expires_at": expires_at}
-        lease |= {"lease_seconds": 600, "secret": "s"}
+        lease |= {"group_id": task["id"], "lease_seconds": 600, "secret": "s"}
         return Answer(201, {**lease, "base_url": f"{url}/v1", "anthropic_base_url": url})
 
     def _answer(self, content: str) -> Answer:
