@@ -50,7 +50,7 @@ writer() {
     tenant | policy | tenant_consent | api_key | api_key_revision | audit | sampler) echo edge ;;
     event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
     run | run_event | step | published_intent | version | line | disposition | trajectory_use | dataset | baseline | task | rollout | judge_answer | run_judge | monitor) echo trainer ;;
-    assignment | release | transition | canary | canary_transition | judgment | webhook | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
+    assignment | release | transition | canary | canary_sums | canary_user | canary_closed | canary_transition | judgment | webhook | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
     *) echo nobody ;;
   esac
 }

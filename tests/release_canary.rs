@@ -6,6 +6,7 @@
 
 mod cadence;
 mod shadow;
+mod sums;
 
 use crate::serving::{Publisher, Role, control, releases_with, serve, wait_for, wait_until_ready};
 use crate::support::Stack;
@@ -431,7 +432,7 @@ async fn the_shape_of_what_users_do_decides_nothing() {
     // the surface's definition
     answer(&mut connection, "champion", 1, 1, 0.5, 0.5).await;
     for seed in 0..20 {
-        for table in ["open_generation", "trajectory", "generation"] {
+        for table in ["canary_user", "canary_closed", "canary_sums", "open_generation", "trajectory", "generation"] {
             sqlx::query(sqlx::AssertSqlSafe(format!("delete from {table}")))
                 .execute(&mut *connection)
                 .await

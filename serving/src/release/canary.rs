@@ -22,6 +22,7 @@ pub(super) mod http;
 mod look;
 mod machine;
 mod strategy;
+mod sums;
 mod tables;
 
 use super::decide::{Change, ReleaseState, manual};
@@ -132,9 +133,11 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
             anyhow::Ok((evidence, alarms))
         };
         match read.await {
+            // it goes on when all is summed up
+            Ok((None, _)) => return Ok(true),
             Ok((evidence, alarms)) => {
                 service.0.unread.read(canary.id);
-                (looked.evidence, looked.alarms) = (Some(evidence), alarms);
+                (looked.evidence, looked.alarms) = (evidence, alarms);
             }
             // nobody would see harm, so it does not go on
             Err(error) => {

@@ -11,6 +11,7 @@
 
 use super::machine::State;
 use super::strategy::Judge;
+use super::sums;
 use super::tables::{self, Canary};
 use ::evidence::rates::{self, Arm, Rates};
 use ::evidence::ratio::{CONCENTRATION, SampleRatio};
@@ -100,14 +101,14 @@ pub struct Failures {
     pub p: f64,
 }
 
-/// One user, on one side, in one period.
+/// What one user did on one side in one period, or a part of that.
 #[derive(Debug, Clone)]
 struct Row {
     is_canary: bool,
     period: i64,
     user_key: String,
-    /// The first answer.
-    first: Uuid,
+    /// The first answer. `None`: the row has none.
+    first: Option<Uuid>,
     first_aborted: bool,
     answers: i64,
     declined: i64,
@@ -125,12 +126,30 @@ struct Row {
     highest: f64,
 }
 
+/// Which answers count, and how they are told apart.
+pub struct Answers<'a> {
+    pub canary: Uuid,
+    pub policy: &'a str,
+    /// That the alias `canary` has.
+    pub version: i64,
+    pub champion: i64,
+    /// Of the periods, of `champion`'s users.
+    pub shares: &'a [f64],
+    /// The share of all users that are `champion`'s.
+    pub weight: f64,
+    pub from: OffsetDateTime,
+    pub until: OffsetDateTime,
+    pub slow_seconds: Option<f64>,
+}
+
+/// `None`: there is so much new that several looks have to sum it up.
+///
 /// Reads from when the canary got its first users until now, or until it lost them. Before that, in
 /// `shadow`, it reads the unseen answers.
-pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) -> sqlx::Result<Evidence> {
+pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) -> sqlx::Result<Option<Evidence>> {
     let control = canary.control.unwrap_or_default();
     if canary.shadow().is_some() {
-        return read_unseen(connection, policy, canary, control).await;
+        return read_unseen(connection, policy, canary, control).await.map(Some);
     }
     let (mut periods, until) = tables::periods(connection, canary.id).await?;
     // the alias `canary` has the version before then, and `champion` the new one
@@ -144,14 +163,29 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
     };
     let (began, mut shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
     let Some(&from) = began.first() else {
-        return Ok(Evidence::of(canary, control, &[], &[]));
+        return Ok(Some(Evidence::of(canary, control, &[], &[])));
     };
     let until = until.unwrap_or_else(OffsetDateTime::now_utc);
     let weight = tables::champion_weight(connection, policy, canary.id).await?;
+    let answers = Answers {
+        canary: canary.id,
+        policy,
+        version: other,
+        champion,
+        shares: &shares,
+        weight,
+        from,
+        until,
+        slow_seconds: canary.slow_seconds(),
+    };
+    let Some(summed_until) = sums::advance(connection, &answers).await? else {
+        return Ok(None);
+    };
     let mut transaction = begin(connection).await?;
     let mut rows = sqlx::query_file_as!(
         Row,
         "src/release/canary/evidence.sql",
+        canary.id,
         policy,
         other,
         champion,
@@ -159,7 +193,8 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         weight,
         from,
         until,
-        canary.slow_seconds()
+        canary.slow_seconds(),
+        summed_until
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -168,7 +203,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         rows.iter_mut().for_each(|row| row.is_canary = !row.is_canary);
         shares.iter_mut().for_each(|share| *share = 1.0 - *share);
     }
-    Ok(Evidence::of(canary, control, &shares, &rows))
+    Ok(Some(Evidence::of(canary, control, &shares, &rows)))
 }
 
 async fn read_unseen(
@@ -203,7 +238,7 @@ async fn read_unseen(
 }
 
 /// The query says of which tenants, and the release loop waits for it.
-async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
+pub(super) async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let mut transaction = connection.begin().await?;
     sqlx::query!(
         "select set_config('springtide.all_tenants', 'on', true) as all_tenants,
@@ -437,7 +472,7 @@ fn rule(goal: Goal, judge: &Judge) -> Option<Rule> {
 fn failures(rows: &[Row], canary: &Canary, shares: &[f64], alpha: f64) -> Failures {
     let unseen = canary.shadow().is_some();
     let mut first: BTreeMap<(&str, bool), &Row> = BTreeMap::new();
-    for row in rows {
+    for row in rows.iter().filter(|row| row.first.is_some()) {
         let side = unseen && row.is_canary;
         let seen = first.entry((&row.user_key, side)).or_insert(row);
         if row.first < seen.first {

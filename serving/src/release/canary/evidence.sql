@@ -1,66 +1,61 @@
--- What users did with the answers of a canary and of the version it is compared with: one row per side, period of one share,
--- and user. $4: the shares of the periods, of champion's users, who are $5 of all; $6, $7: from when until when; $8: seconds
--- after which an answer is slow, or null.
---
--- An answer belongs to the period whose probabilities it was drawn with, not to the time: replicas take a new assignment
--- seconds after it was written. So requests that name an alias, whose probability is 1, belong to none.
+-- What users did with the answers of a canary and of the version it is compared with, in rows to be added up: one per side, period of
+-- one share, and user, of what is summed up ($1: the canary), and of what was stored or closed since ($10). $2 to $9: as in
+-- canary_answers.
 --
 -- Rewards are those of trajectories: a session counts once, by its last turn, however many it has. They count once nothing older of
 -- their surface waits for its own reward. Else quick feedback and short sessions, which close first, would decide alone.
-with drawn as materialized (
-    select g.id, g.arm = 'canary' as is_canary, period.number as period, g.person, g.surface, g.finish_reason = 'abort' as aborted,
-           g.declined, g.finished_at - g.sampled_at > make_interval(secs => $8) as slow, g.version_spans
-    from answer g
-    join unnest($4::double precision[]) with ordinality as period (share, number)
-         on abs(g.arm_probability - $5 * case when g.arm = 'canary' then period.share else 1 - period.share end) < 1e-5
-    where g.policy = $1
-      and (g.arm = 'canary' and g.version = $2 or g.arm = 'champion' and g.version = $3)
-      and g.arm_probability < 1
-      -- users of the policy's tenant, and of tenants that consent
-      and g.tenant_id in (select coalesce((select tenant_id from policy where name = $1), 'default')
-                          union all
-                          select tenant_id from tenant_consent where policy = $1 and withdrawn_at is null)
-      and g.id >= first_generation_id($6)
-      and g.sampled_at >= $6
-      and g.sampled_at < $7
-),
--- the oldest that waits, a session by its last turn so far
-waiting as materialized (
-    select distinct on (last.surface) last.surface, last.id
-    from (select distinct on (coalesce(o.episode_id, o.generation_id)) o.surface, o.generation_id as id
-          from open_generation o
-          join drawn d on d.id = o.generation_id
-          where o.proven
-          order by coalesce(o.episode_id, o.generation_id), o.generation_id desc) last
-    order by last.surface, last.id
+with late as (
+    select d.is_canary, d.period, d.person,
+           (array_agg(d.id order by d.id))[1] as first,
+           (array_agg(d.aborted order by d.id))[1] as first_aborted,
+           count(*) as answers,
+           count(*) filter (where d.declined) as declined,
+           count(*) filter (where d.aborted) as aborted,
+           count(*) filter (where d.slow) as slow,
+           count(*) filter (where not d.declined and not d.aborted) as whole,
+           coalesce(sum(d.tokens) filter (where not d.declined and not d.aborted), 0)::bigint as tokens
+    from canary_answers($2, $3, $4, $5, $6, $7, $8, $9) d
+    where d.stored_at >= $10
+    group by d.is_canary, d.period, d.person
 ),
 closed as (
-    select distinct on (coalesce(t.episode_id, t.generation_id)) d.id, t.reward, t.excluded, t.lowest, t.highest
-    from drawn d
-    join answer_reward t on t.generation_id = d.id
-    -- a turn that its session did not take is no trajectory
-    where t.censor_code is distinct from 'late_turn'
-      and not exists (select from waiting w where w.surface = d.surface and w.id < d.id)
-    order by coalesce(t.episode_id, t.generation_id), d.id desc
+    select c.generation_id as id, c.surface, c.is_canary, c.period, c.person, c.tenant_id, c.reward, c.excluded, c.lowest, c.highest
+    from canary_closed c
+    where c.canary_id = $1
+    union all
+    select * from (
+        select distinct on (coalesce(t.episode_id, t.generation_id))
+               d.id, d.surface, d.is_canary, d.period, d.person, d.tenant_id, t.reward, t.excluded, t.lowest, t.highest
+        from answer_reward t
+        join canary_answers($2, $3, $4, $5, $6, $7, $8, $9) d on d.id = t.generation_id
+        where t.closed_at >= $10
+          and t.generation_id >= first_generation_id($7)
+          -- a turn that its session did not take is no trajectory
+          and t.censor_code is distinct from 'late_turn'
+        order by coalesce(t.episode_id, t.generation_id), d.id desc
+    ) closed_late
+),
+waiting as (
+    select w.surface, min(w.id::text)::uuid as id
+    from canary_waiting($2, $3, $4, $5, $6, $7, $8, $9) w
+    group by w.surface
 )
-select d.is_canary as "is_canary!",
-       d.period as "period!",
-       d.person as "user_key!",
-       (array_agg(d.id order by d.id))[1] as "first!",
-       (array_agg(d.aborted order by d.id))[1] as "first_aborted!",
-       count(*) as "answers!",
-       count(*) filter (where d.declined) as "declined!",
-       count(*) filter (where d.aborted) as "aborted!",
-       count(*) filter (where d.slow) as "slow!",
-       count(*) filter (where not d.declined and not d.aborted) as "whole!",
-       coalesce(sum(sampled_tokens(d.version_spans)) filter (where not d.declined and not d.aborted), 0)::bigint as "tokens!",
-       count(c.reward) as "rewarded!",
-       count(c.id) filter (where c.reward is null) as "unscored!",
-       count(*) filter (where c.excluded) as "excluded!",
-       coalesce(sum(c.reward), 0) as "reward!",
+select is_canary as "is_canary!", period as "period!", person as "user_key!", first, first_aborted as "first_aborted!",
+       answers as "answers!", declined as "declined!", aborted as "aborted!", slow as "slow!", whole as "whole!", tokens as "tokens!",
+       rewarded as "rewarded!", unscored as "unscored!", excluded as "excluded!", reward as "reward!",
        -- of the unscored
-       coalesce(sum(c.lowest) filter (where c.reward is null), 0) as "lowest!",
-       coalesce(sum(c.highest) filter (where c.reward is null), 0) as "highest!"
-from drawn d
-left join closed c on c.id = d.id
-group by 1, 2, 3
+       lowest as "lowest!", highest as "highest!"
+from canary_user
+where canary_id = $1
+  and tenant_id in (select canary_tenants($2))
+union all
+select is_canary, period, person, first, first_aborted, answers, declined, aborted, slow, whole, tokens, 0, 0, 0, 0, 0, 0
+from late
+union all
+select c.is_canary, c.period, c.person, null, false, 0, 0, 0, 0, 0, 0,
+       count(c.reward), count(*) filter (where c.reward is null), count(*) filter (where c.excluded), coalesce(sum(c.reward), 0),
+       coalesce(sum(c.lowest) filter (where c.reward is null), 0), coalesce(sum(c.highest) filter (where c.reward is null), 0)
+from closed c
+where c.tenant_id in (select canary_tenants($2))
+  and not exists (select from waiting w where w.surface = c.surface and w.id < c.id)
+group by c.is_canary, c.period, c.person

@@ -216,7 +216,8 @@ async fn read_evidence(State(service): State<ReleaseService>, Path(id): Path<Uui
         )));
     }
     let evidence = evidence::read(&mut connection, &service.0.policy, &canary).await;
-    Ok(Json(evidence.map_err(unavailable)?))
+    let behind = || Problem::unavailable("there is much new evidence, and it is being summed up; ask again", 2);
+    Ok(Json(evidence.map_err(unavailable)?.ok_or_else(behind)?))
 }
 
 async fn propose(

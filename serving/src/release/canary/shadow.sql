@@ -27,7 +27,7 @@ answered as (
 select g.arm = 'shadow' as "is_canary!",
        1::bigint as "period!",
        g.tenant_id || '/' || case when starts_with(g.user_key, 'anonymous-') then 'anonymous' else g.user_key end as "user_key!",
-       (array_agg(g.id order by g.id))[1] as "first!",
+       (array_agg(g.id order by g.id))[1] as first,
        (array_agg(g.finish_reason = 'abort' order by g.id))[1] as "first_aborted!",
        count(*) as "answers!",
        count(*) filter (where g.declined) as "declined!",

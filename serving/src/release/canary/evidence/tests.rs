@@ -25,9 +25,9 @@ fn rows(is_canary: bool, period: i64, users: i64, mean: f64) -> Vec<Row> {
         period,
         user_key: format!("{is_canary} {period} {user}"),
         // users of both sides come in turn
-        first: Uuid::from_u128(
+        first: Some(Uuid::from_u128(
             u128::from(period.unsigned_abs() * 1_000_000 + user.unsigned_abs()) * 2 + u128::from(is_canary),
-        ),
+        )),
         first_aborted: false,
         answers: 10,
         declined: 0,
