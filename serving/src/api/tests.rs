@@ -4,6 +4,7 @@
 pub(crate) mod agents;
 mod bar;
 mod elsewhere;
+mod health;
 mod shadow;
 mod temperature;
 
