@@ -7,18 +7,21 @@
 
 mod budget;
 
+use std::convert::Infallible;
 use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use futures::StreamExt;
 use http_body_util::LengthLimitError;
 
-use self::budget::{Budget, Permit};
+use self::budget::{Budget, Full, Permit};
 use crate::auth::Principal;
 use crate::held::until_sent;
 use crate::problem::Problem;
@@ -60,17 +63,48 @@ impl Intake {
     }
 }
 
+/// What a request holds of the budget until its response is sent. Handlers extract it; the default
+/// has no limit.
+#[derive(Debug, Clone, Default)]
+pub struct Held(Option<Arc<Mutex<Permit>>>);
+
+impl Held {
+    /// Charges what the answer may hold in memory. `mend`: what to do if that is more than a request
+    /// may ever hold.
+    pub fn charge(&self, bytes: usize, mend: &str) -> Result<(), Problem> {
+        let Some(permit) = self.0.as_ref().filter(|_| bytes > 0) else {
+            return Ok(());
+        };
+        let mut permit = permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !permit.ever_fits(bytes) {
+            let detail = format!("the answer may take {bytes} bytes, more than a request may hold; {mend}");
+            return Err(Problem::bad_request(detail));
+        }
+        permit.grow(bytes).map_err(|Full| busy())
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Held {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
+    }
+}
+
 async fn hold(State(intake): State<Intake>, request: Request, next: Next) -> Result<Response, Problem> {
     if axum::body::HttpBody::is_end_stream(request.body()) {
         return Ok(next.run(request).await);
     }
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let principal = parts.extensions.get::<Principal>();
     let principal = principal.ok_or_else(|| Problem::internal("the route is not behind Auth::protect"))?;
     let key = principal.key.map(|key| key.id);
     let reserved = intake.budget.reserve(&principal.tenant, key, REQUEST_BYTES);
     let mut permit = reserved.map_err(|_| busy())?;
     let bytes = read(body, &parts.headers, intake.bytes_max, &mut permit).await?;
+    let permit = Arc::new(Mutex::new(permit));
+    parts.extensions.insert(Held(Some(permit.clone())));
     let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
     Ok(until_sent(response, permit))
 }

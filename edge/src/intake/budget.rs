@@ -85,6 +85,13 @@ impl Shared {
 }
 
 impl Permit {
+    /// Whether so many more could be reserved if nobody else held any.
+    pub(super) fn ever_fits(&self, bytes: usize) -> bool {
+        let all = self.bytes.saturating_add(bytes);
+        let free = self.shared.bytes_max.saturating_sub(all);
+        self.shared.threshold * free as f64 >= all as f64
+    }
+
     /// Reserves more bytes. If refused, the permit is unchanged.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         let mut held = self.shared.held();

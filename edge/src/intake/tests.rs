@@ -136,3 +136,28 @@ async fn a_tenant_beyond_its_share_gets_429_while_another_is_served() {
     drop(greedy);
     assert_eq!(send("greedy").await.status(), 200);
 }
+
+#[tokio::test]
+async fn what_an_answer_may_hold_is_charged_until_it_is_sent() {
+    let intake = Intake::new(4 * BODY_BYTES_MAX, 0.5, BODY_BYTES_MAX);
+    let charging = async |held: Held, body: Bytes| {
+        let bytes = std::str::from_utf8(&body).unwrap().trim().parse().unwrap();
+        held.charge(bytes, "ask for less").map(|()| "charged")
+    };
+    let router = intake.clone().guard(Router::new().route("/", post(charging)));
+    let send = async |bytes: usize| {
+        let request = Request::post("/").extension(Principal::with_role("one", Role::Serving, ""));
+        let request = request.body(Body::from(bytes.to_string())).unwrap();
+        tower::ServiceExt::oneshot(router.clone(), request).await.unwrap()
+    };
+    let first = send(BODY_BYTES_MAX).await;
+    assert_eq!(first.status(), 200);
+    assert_eq!(intake.held_bytes(), BODY_BYTES_MAX + REQUEST_BYTES + 5);
+    assert_eq!(send(0).await.status(), 200);
+    assert_eq!(send(BODY_BYTES_MAX).await.status(), 429, "its part is taken");
+    let never = send(2 * BODY_BYTES_MAX).await;
+    assert_eq!(never.status(), 400, "{never:?}");
+    drop((first, never));
+    assert_eq!(intake.held_bytes(), 0);
+    assert_eq!(send(BODY_BYTES_MAX).await.status(), 200);
+}

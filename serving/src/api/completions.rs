@@ -17,6 +17,7 @@ use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use edge::Problem;
 use edge::auth::{Principal, Scope};
+use edge::intake::Held;
 use edge::json::Json;
 use futures::Stream;
 use std::collections::VecDeque;
@@ -37,6 +38,7 @@ pub async fn completions(
     principal: Principal,
     deadline: Deadline,
     leased: Leased,
+    held: Held,
     Json(body): Json<CompletionRequest>,
 ) -> Result<Response, Problem> {
     let mut requests = GenerationRequest::completions(body, &api.options, &principal.tenant)?;
@@ -49,7 +51,7 @@ pub async fn completions(
             "a turn of a session has one prompt; leave out session_id, or send one request per prompt",
         ));
     }
-    answer(&api, requests, &principal).await
+    answer(&api, requests, &principal, &held).await
 }
 
 pub async fn chat_completions(
@@ -57,19 +59,25 @@ pub async fn chat_completions(
     principal: Principal,
     deadline: Deadline,
     leased: Leased,
+    held: Held,
     Json(body): Json<ChatRequest>,
 ) -> Result<Response, Problem> {
     let mut request = GenerationRequest::chat(body, &api.options, &principal.tenant)?;
     request.deadline = deadline;
     leased.label(&mut request)?;
-    answer(&api, vec![request], &principal).await
+    answer(&api, vec![request], &principal, &held).await
 }
 
 /// Answers all prompts of a request. Only a single one is streamed.
-async fn answer(api: &Arc<Api>, requests: Vec<GenerationRequest>, principal: &Principal) -> Result<Response, Problem> {
+async fn answer(
+    api: &Arc<Api>,
+    requests: Vec<GenerationRequest>,
+    principal: &Principal,
+    held: &Held,
+) -> Result<Response, Problem> {
     let mut queued = Vec::with_capacity(requests.len());
     for request in requests {
-        queued.push(QueuedRequest::submit(api, Arc::new(request), principal).await?);
+        queued.push(QueuedRequest::submit(api, Arc::new(request), principal, held).await?);
     }
     match queued.pop() {
         Some(only) if only.request.stream => only.stream().await,
@@ -212,6 +220,7 @@ impl QueuedRequest {
         api: &Arc<Api>,
         request: Arc<GenerationRequest>,
         principal: &Principal,
+        held: &Held,
     ) -> Result<Self, Problem> {
         check_priority(request.priority, principal)?;
         let submitted = Instant::now();
@@ -231,6 +240,9 @@ impl QueuedRequest {
             }
         };
         let max_tokens = request.tokens_to_sample(prompt_ids.len(), &route.version, api.options.max_tokens_default)?;
+        // the bytes of a request say nothing of what it asks to list
+        let listed = request.listed_bytes(prompt_ids.len(), max_tokens);
+        held.charge(listed, "ask for fewer log-probabilities, tokens or choices")?;
         let layout = Arc::new(request.layout(&route.version, api.options.tool_format, &prompt_ids));
         let params = request.params_on(&route);
         let request_seed = request.first_seed(&params);

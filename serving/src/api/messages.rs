@@ -19,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use body::MessagesRequest;
 use edge::Problem;
 use edge::auth::Principal;
+use edge::intake::Held;
 use edge::json::Json;
 use ingest::event::FinishReason;
 use serde::Serialize;
@@ -33,6 +34,7 @@ pub async fn messages(
     principal: Principal,
     deadline: Deadline,
     leased: Leased,
+    held: Held,
     headers: HeaderMap,
     Json(body): Json<MessagesRequest>,
 ) -> Result<Response, Problem> {
@@ -42,7 +44,7 @@ pub async fn messages(
     request.deadline = deadline;
     leased.label(&mut request)?;
     let request = Arc::new(request);
-    let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
+    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held).await?;
     let mut message = Message::new(&request.model, queued.prompt_tokens);
     if request.stream {
         return Ok(MessageStream::new(message, queued).await?.into_response());

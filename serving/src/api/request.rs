@@ -30,6 +30,8 @@ const CHOICES_MAX: usize = 128;
 const LOGPROBS_MAX: i64 = 5;
 /// vLLM's.
 const PROMPT_LOGPROBS_MAX: i64 = 20;
+/// Counted for each log-probability of a token that was not sampled.
+const LISTED_BYTES: usize = 32;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
 /// Text up to here takes some ten microseconds to tokenize.
@@ -461,6 +463,13 @@ impl GenerationRequest {
             separate_reasoning: self.separate_reasoning,
             begins_with_reasoning: end.trim_end().ends_with(answer::THINK),
         }
+    }
+
+    /// Memory that the listed log-probabilities may take, in bytes; in fact a small multiple of it.
+    pub fn listed_bytes(&self, prompt: usize, max_tokens: usize) -> usize {
+        let of = |tokens: usize, top: Option<usize>| tokens.saturating_mul(top.unwrap_or(0));
+        let entries = of(max_tokens, self.logprobs).saturating_add(of(prompt, self.score_prompt()));
+        entries.saturating_mul(self.n).saturating_mul(LISTED_BYTES)
     }
 
     /// Whether the answer is a chat message.

@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use body::{Echo, ResponsesRequest};
 use edge::Problem;
 use edge::auth::Principal;
+use edge::intake::Held;
 use edge::json::Json;
 use ingest::event::FinishReason;
 use output::Output;
@@ -32,6 +33,7 @@ pub async fn responses(
     principal: Principal,
     deadline: Deadline,
     leased: Leased,
+    held: Held,
     headers: HeaderMap,
     Json(body): Json<ResponsesRequest>,
 ) -> Result<Response, Problem> {
@@ -40,7 +42,7 @@ pub async fn responses(
     request.deadline = deadline;
     leased.label(&mut request)?;
     let request = Arc::new(request);
-    let queued = QueuedRequest::submit(&api, request.clone(), &principal).await?;
+    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held).await?;
     echo.temperature = queued.temperature;
     let mut document = Document::new(&request.model, queued.prompt_tokens, echo);
     if request.stream {

@@ -21,7 +21,6 @@ type Key = (String, Uuid);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Parent {
     id: Uuid,
-    turn: u32,
     /// Prompt and sampled tokens.
     tokens: Arc<[u32]>,
 }
@@ -69,7 +68,6 @@ impl Sessions {
         turns.order.insert(used, key.clone());
         let parent = Parent {
             id: generation.id,
-            turn: generation.turn,
             tokens,
         };
         turns.parents.insert(key, (used, parent));
@@ -107,7 +105,6 @@ impl Parent {
             hash: *hash.as_bytes(),
         });
         generation.parent_id = Some(self.id);
-        generation.turn = self.turn.saturating_add(1);
     }
 }
 
@@ -118,7 +115,6 @@ mod tests {
     fn parent(tokens: &[u32]) -> Parent {
         Parent {
             id: Uuid::from_u128(7),
-            turn: 3,
             tokens: tokens.into(),
         }
     }
@@ -134,10 +130,33 @@ mod tests {
         );
         parent(&[1, 2, 3, 4]).split_prefix(&mut generation, 3);
         assert_eq!(generation.prompt_ids, [9, 9]);
-        assert_eq!((generation.parent_id, generation.turn), (Some(Uuid::from_u128(7)), 4));
+        assert_eq!(generation.parent_id, Some(Uuid::from_u128(7)));
         let prefix = generation.prompt_prefix.unwrap();
         assert_eq!(prefix.length, 3);
         assert_eq!(prefix.hash, *blake3::hash(&payload::token_bytes(&[1, 2, 3])).as_bytes());
+    }
+
+    #[test]
+    fn turns_of_several_replicas_and_contexts_are_in_the_order_of_time() {
+        let replicas = [Sessions::default(), Sessions::default()];
+        let mut prompt = vec![1, 2, 3];
+        let mut turns = Vec::new();
+        for (replica, is_other_context) in [(0, false), (1, false), (0, false), (0, true), (0, false), (1, false)] {
+            let asked = if is_other_context { vec![9, 9] } else { prompt.clone() };
+            let mut turn = crate::api::tests::generation(asked.clone());
+            (turn.id, turn.episode_id) = (Uuid::now_v7(), Uuid::from_u128(1));
+            let sessions: &Sessions = &replicas[replica];
+            if let Some(parent) = sessions.parent("a", turn.episode_id) {
+                parent.split_prefix(&mut turn, 1);
+            }
+            sessions.remember("a", &turn, &asked);
+            prompt.extend(&turn.token_ids);
+            turns.push(turn);
+        }
+        assert!(turns.iter().any(|turn| turn.parent_id.is_some()));
+        // as rewards and credit sort them
+        let places = turns.iter().map(|turn| (turn.segment, turn.turn, turn.id));
+        assert!(places.is_sorted(), "{turns:?}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         // a single completion is its own episode
         episode_id: request.episode_id.unwrap_or(finished.id),
         segment: request.segment,
+        // not numbered: other replicas have other turns of the session. Ids are in the order of time
         turn: 0,
         parent_id: None,
         policy: api.policy.clone(),

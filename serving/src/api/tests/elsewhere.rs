@@ -329,3 +329,37 @@ async fn a_stream_that_waits_long_has_its_headers_and_an_error_then_is_an_event(
     let body = json!({"model": "demo", "prompt": "a", "stream": true});
     assert_eq!(server.complete(body).await.0, 429);
 }
+
+#[tokio::test]
+async fn what_a_request_asks_to_list_counts_as_its_memory() {
+    let (server, requests) = saying(Vec::new(), Options::default(), None).await;
+    let auth = edge::auth::Auth::fixed(None);
+    let router = super::super::routes(server.api.clone()).protected_within(&auth, "test", 256 << 10);
+    let ask = |n: usize, top: usize| {
+        let body = json!({"model": "demo", "messages": [{"role": "user", "content": "k"}], "max_tokens": 60,
+            "n": n, "logprobs": true, "top_logprobs": top});
+        let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+        tokio::spawn(
+            router
+                .clone()
+                .oneshot(request.body(Body::from(body.to_string())).unwrap()),
+        )
+    };
+    // 16 · 60 · 20 of them take more than a tenant's half
+    let refused = ask(16, 20).await.unwrap().unwrap();
+    assert_eq!(refused.status(), 400);
+    let detail = text(refused).await;
+    assert!(
+        detail.contains("fewer log-probabilities, tokens or choices"),
+        "{detail}"
+    );
+    let waiting = [ask(2, 20), ask(16, 0)];
+    while requests.lock().unwrap().len() < 18 {
+        tokio::task::yield_now().await;
+    }
+    let refused = ask(2, 20).await.unwrap().unwrap();
+    assert_eq!(refused.status(), 429, "the first one holds most of it");
+    for one in waiting {
+        one.abort();
+    }
+}
