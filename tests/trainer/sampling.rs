@@ -320,7 +320,7 @@ async fn a_run_is_graded_by_python_in_a_sandbox() {
     let mut wanted = request();
     wanted["steps"] = json!(1);
     wanted["group_size"] = json!(6);
-    // the share of letters up to m, and no grade for what begins with one of the first five
+    // the share of letters up to m, and an error for what begins with one of the first five
     wanted["grader"] = json!({"type": "python", "source": "
 def grade(sample, item):
     text = sample['output_text']
@@ -328,6 +328,7 @@ def grade(sample, item):
         raise ValueError(text)
     return sum(letter <= 'm' for letter in text) / len(text)
 "});
+    wanted["failure_reward"] = json!(0.5);
     let (_, run) = create_as(&control, &wanted).await;
     let mut options = offline(&world);
     // other tests have the processor, too
@@ -345,35 +346,16 @@ def grade(sample, item):
         .unwrap();
     let notes = notes(&world, &done, 1).await;
     assert_eq!(notes["rollouts"], rewards.len(), "{notes}");
-    let fifths = |reward: &f64| (reward * 5.0 - (reward * 5.0).round()).abs() < 1e-9;
+    let fifths = |reward: f64| (reward * 5.0 - (reward * 5.0).round()).abs() < 1e-9;
     assert!(
         rewards
             .iter()
-            .all(|reward| (0.0..=1.0).contains(reward) && fifths(reward)),
+            .all(|reward| (0.0..=1.0).contains(reward) && (fifths(*reward) || *reward == 0.5)),
         "{rewards:?}"
     );
     let distinct: BTreeSet<u64> = rewards.iter().map(|reward| reward.to_bits()).collect();
     assert!(distinct.len() > 1, "{rewards:?}");
-    // an exception is no reward, and its text is not kept
-    let lost = notes["lost"].as_object().unwrap();
-    assert!(lost.keys().all(|code| code == "grade_failed"), "{notes}");
-    let reasons: Vec<String> =
-        sqlx::query_scalar("select reason from rollout where run_id = $1 and reason is not null")
-            .bind(id(&done))
-            .fetch_all(&world.stack.pool)
-            .await
-            .unwrap();
-    assert_eq!(
-        reasons.len() as u64,
-        notes["rollouts_failed"].as_u64().unwrap(),
-        "{notes}"
-    );
-    assert!(
-        reasons
-            .iter()
-            .all(|reason| reason.ends_with("it raised ValueError in line 5")),
-        "{reasons:?}"
-    );
+    assert_eq!(notes["lost"], json!({}), "an error costs a reward: {notes}");
     running.stop().await;
     stop.cancel();
     ingest.await.unwrap().unwrap();

@@ -116,7 +116,7 @@ pub struct Config {
     /// default 10. Then it is made of the groups that it has.
     pub draws_per_step_max: u32,
     /// The reward of a rollout that took too long: its harness or environment gave it up because of the time, or the
-    /// sandbox ended its python grader. Default 0. Left out, such failures would be a way to lose nothing.
+    /// completion broke its python grader. Default 0. Left out, such failures would be a way to lose nothing.
     pub failure_reward: f64,
     /// What becomes of rollouts whose last answer is too long; default `keep`.
     pub overlong: Overlong,

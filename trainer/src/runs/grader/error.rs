@@ -1,6 +1,6 @@
 //! Why a rollout has no grade.
 
-/// A grader gave no reward. The rollout is left out, unless the completion is the cause ([`Cause::Limit`]).
+/// A grader gave no reward. The rollout is left out, unless the completion is the cause ([`Cause::costs`]).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Error {
@@ -22,9 +22,10 @@ pub enum Cause {
     NotStored,
     /// Another model answers than when the run began.
     JudgeChanged,
-    /// The sandbox ended the grader, because it took longer, used more memory or printed more than it may. What it
-    /// does with a completion is up to the completion: this costs the policy a reward.
+    /// The sandbox ended the grader, because it took longer, used more memory or printed more than it may.
     Limit,
+    /// The grader raised an error over the completion, or its process ended without a grade.
+    Broke,
 }
 
 impl Cause {
@@ -37,7 +38,14 @@ impl Cause {
             Cause::NotStored => "grade_not_stored",
             Cause::JudgeChanged => "grade_judge_changed",
             Cause::Limit => "grade_limit",
+            Cause::Broke => "grade_broke",
         }
+    }
+
+    /// Whether this costs the policy a reward. What a grader does with a completion is up to the completion: left out,
+    /// it would be a way to lose nothing.
+    pub fn costs(self) -> bool {
+        matches!(self, Cause::Limit | Cause::Broke)
     }
 
     /// Whether the run cannot go on, because no other rollout could be compared.

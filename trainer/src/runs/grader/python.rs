@@ -124,8 +124,8 @@ pub(super) async fn grade(source: &str, sandboxes: &Sandboxes, sample: &Sample<'
     match output.ended {
         Ended::Exited(0) => reward(&output.stdout),
         Ended::Exceeded(limit) => Err(exceeded(limit, &sandboxes.options)),
-        Ended::Exited(status) => Err(failed(format!("it ended with status {status}"))),
-        Ended::Signalled(signal) => Err(failed(format!("it ended by signal {signal}"))),
+        Ended::Exited(status) => Err(broke(format!("it ended with status {status}"))),
+        Ended::Signalled(signal) => Err(broke(format!("it ended by signal {signal}"))),
     }
 }
 
@@ -150,6 +150,8 @@ enum Answer {
     NoNumber(String),
     /// The type of an exception and its line. Its text may quote the completion.
     Raised(String),
+    /// The same, before it was asked for a grade.
+    NotLoaded(String),
 }
 
 fn reward(stdout: &[u8]) -> Result<f64, Error> {
@@ -157,8 +159,12 @@ fn reward(stdout: &[u8]) -> Result<f64, Error> {
         Ok(Answer::Reward(reward)) if reward.is_finite() => Ok(reward),
         Ok(Answer::Reward(_)) => Err(invalid("a number that is not finite")),
         Ok(Answer::NoNumber(kind)) => Err(invalid(format!("no finite number: {}", word(&kind)))),
-        Ok(Answer::Raised(what)) => Err(failed(format!("it raised {}", word(&what)))),
-        Err(_) => Err(failed("it ended without a grade")),
+        Ok(Answer::Raised(what)) => Err(broke(format!("it raised {}", word(&what)))),
+        Ok(Answer::NotLoaded(what)) => Err(Error::new(
+            Cause::Failed,
+            format!("the python grader cannot be loaded: {}", word(&what)),
+        )),
+        Err(_) => Err(broke("it ended without a grade")),
     }
 }
 
@@ -195,8 +201,8 @@ fn exceeded(limit: Limit, options: &Options) -> Error {
     }
 }
 
-fn failed(why: impl std::fmt::Display) -> Error {
-    Error::new(Cause::Failed, format!("the python grader failed: {why}"))
+fn broke(why: impl std::fmt::Display) -> Error {
+    Error::new(Cause::Broke, format!("the python grader failed: {why}"))
 }
 
 fn invalid(why: impl std::fmt::Display) -> Error {

@@ -12,7 +12,7 @@ use crate::api::grpo::{Config, Environment};
 use crate::judge::RunJudges;
 use crate::leases::{self, HARNESS_FAILED, Taken};
 use crate::runs::claim::Claim;
-use crate::runs::grader::{self, Cause, Grade};
+use crate::runs::grader::{self, Grade};
 use crate::runs::offline::Failed;
 use crate::runs::trainer::Trainer;
 use anyhow::{Context, anyhow};
@@ -207,9 +207,9 @@ impl<'a> Harness<'a> {
         };
         let grade = self.config.grader.grade(&self.grading, &sample).await;
         if let Err(error) = &grade
-            && error.cause == Cause::Limit
+            && error.cause.costs()
         {
-            tracing::info!(rollout = %taken.id, "{error}");
+            tracing::warn!(rollout = %taken.id, "{error}");
             return Ok(self.config.failure_reward.into());
         }
         grade.map_err(|error| Lost {
