@@ -41,8 +41,8 @@ pub struct Options {
     /// Choices that may wait for a slot. If all places are taken, a key or tenant that holds more than
     /// its share loses one to another; otherwise requests get 429.
     pub queue_choices_max: usize,
-    /// Bytes of the requests that are read, wait or are answered at a time; further ones get 429. A
-    /// tenant may hold half of them. Memory use is a small multiple.
+    /// Bytes of the requests that are read, wait or are answered at a time, and of the log-probabilities
+    /// that they list; further ones get 429. A tenant may hold half of them. Memory use is a small multiple.
     pub in_flight_bytes_max: usize,
     /// Threads that render chat templates and tokenize long prompts. As many prompts may wait for them
     /// as choices for a slot.

@@ -316,6 +316,8 @@ mod tests {
         assert!(accepts(&one, "1") && accepts(&one, "7.5") && !accepts(&one, "true"));
         let own = json!({"type": "array", "uniqueItems": true, "x-guidance": {"whitespace_flexible": false}});
         assert!(accepts(&own, "[]") && !accepts(&own, "[ ]"));
+        let options = json!({"whitespace_flexible": false, "lenient": true});
+        assert_eq!(lenient(&own)["x-guidance"], options);
     }
 
     #[test]
