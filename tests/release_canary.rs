@@ -5,6 +5,7 @@
 //! about.
 
 mod cadence;
+mod rollback;
 mod shadow;
 mod sums;
 
