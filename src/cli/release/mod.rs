@@ -111,24 +111,28 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
     let releases: Value = client.get("/v1/releases", &[("limit", HISTORY)]).await?;
     let replicas: Value = client.get("/v1/replicas", &[]).await?;
     // before the first version there is none
-    let experiment: Value = client.get("/v1/experiment", &[]).await.unwrap_or_default();
-    let unread = |error: anyhow::Error| json!({"unread": format!("{error:#}")});
-    let canaries = client
-        .get("/v1/canaries", &[("limit", "20")])
-        .await
-        .unwrap_or_else(unread);
-    let judgments = client
-        .get("/v1/judgments", &[("limit", HISTORY)])
-        .await
-        .unwrap_or_else(unread);
+    let experiment = match rows(&aliases["aliases"]).next() {
+        Some(_) => or_unread(client.get("/v1/experiment", &[]).await),
+        None => Value::Null,
+    };
+    let canaries = or_unread(client.get("/v1/canaries", &[("limit", "20")]).await);
+    let judgments = or_unread(client.get("/v1/judgments", &[("limit", HISTORY)]).await);
     let is_under_way = |canary: &&Value| canary["share"].as_f64() > Some(0.0) || canary["state"] == "shadow";
     let canary = rows(&canaries["canaries"]).find(is_under_way);
+    let unread = [
+        ("judgments", &judgments),
+        ("canaries", &canaries),
+        ("arms", &experiment),
+    ]
+    .map(view::unread)
+    .concat();
     let document = json!({
         "policy": aliases["policy"],
         "epoch": aliases["epoch"],
         "aliases": aliases["aliases"],
         "experiment": experiment,
         "canary": canary,
+        "unread": unread.trim_end(),
         "last_known_good": judgments["last_known_good"],
         "champion_bad": judgments["champion_bad"],
         "learner_bad": judgments["learner_bad"],
@@ -145,9 +149,14 @@ async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow:
         canary,
     };
     output.print(&document, || {
-        let canary = canary.map_or_else(|| view::unread("canaries", &canaries), view::canary);
-        view::judged(&judgments, now) + &canary + &view::page(&shown, history, now)
+        let canary = canary.map_or_else(String::new, view::canary);
+        unread + &view::judged(&judgments, now) + &canary + &view::page(&shown, history, now)
     })
+}
+
+/// The answer, or why there is none: the rest is shown without it.
+fn or_unread(answer: anyhow::Result<Value>) -> Value {
+    answer.unwrap_or_else(|error| json!({"unread": format!("{error:#}")}))
 }
 
 impl Judgment {

@@ -78,7 +78,7 @@ pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
     };
     let good = &judgments["last_known_good"];
     let mut text = match good.is_object() {
-        _ if judgments["unread"].is_string() => unread("judgments", judgments),
+        _ if judgments["unread"].is_string() => return String::new(),
         true => format!(
             "last known good: version {}\n  to go back to it: springtide release rollback {} --reason '…'\n",
             told(good),
@@ -98,11 +98,11 @@ pub fn judged(judgments: &Value, now: OffsetDateTime) -> String {
     text + "\n"
 }
 
-/// Says that `what` could not be read, if it could not.
-pub fn unread(what: &str, answer: &Value) -> String {
+/// Says that a part could not be read, if it could not.
+pub fn unread((part, answer): (&str, &Value)) -> String {
     let reason = answer["unread"].as_str();
     reason.map_or_else(String::new, |reason| {
-        format!("the {what} could not be read: {reason}\n\n")
+        format!("the {part} could not be read: {reason}\n\n")
     })
 }
 
@@ -327,6 +327,19 @@ mod tests {
              learner builds on a bad version: 41 by release, 10 min ago: rewards are lower\n\n"
         );
         assert!(judged(&Value::Null, now).starts_with("last known good: none yet"));
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_said_and_not_taken_for_nothing() {
+        let failed = super::super::or_unread(Err(anyhow::anyhow!("503: the database does not answer")));
+        assert_eq!(judged(&failed, datetime!(2026-11-21 03:00:00 UTC)), "");
+        let said = unread(("canaries", &failed));
+        assert_eq!(
+            said,
+            "the canaries could not be read: 503: the database does not answer\n\n"
+        );
+        let read = super::super::or_unread(Ok(json!({"canaries": []})));
+        assert_eq!(unread(("canaries", &read)), "");
     }
 
     #[test]
