@@ -388,10 +388,11 @@ impl<'a> Draws<'a> {
 /// Posts the ends of rollouts of runs that wait or are paused: their episodes would close without the
 /// rewards meanwhile.
 pub(crate) async fn settle_waiting(trainer: &Trainer) -> anyhow::Result<()> {
-    let runs = sqlx::query_scalar!(
+    let runs = sqlx::query!(
         r#"
-        select id from run r
-        where policy = $1 and kind = 'grpo' and status in ('queued', 'paused')
+        select r.id, p.tenant_id
+        from run r join policy p on p.name = r.policy
+        where r.policy = $1 and r.kind = 'grpo' and r.status in ('queued', 'paused')
           and exists (select from rollout o where o.run_id = r.id and o.state = 'rewarded')
         "#,
         trainer.policy
@@ -399,12 +400,9 @@ pub(crate) async fn settle_waiting(trainer: &Trainer) -> anyhow::Result<()> {
     .fetch_all(&trainer.pool)
     .await?;
     for run in runs {
-        let Some(tenant) = tenant::owner(&trainer.pool, &trainer.policy).await? else {
-            continue;
-        };
-        let ids = post_ends(trainer, &tenant, run).await?;
+        let ids = post_ends(trainer, &run.tenant_id, run.id).await?;
         // an executor that begins meanwhile posts the same events
-        mark_settled(&mut *trainer.pool.acquire().await?, run, &ids).await?;
+        mark_settled(&mut *trainer.pool.acquire().await?, run.id, &ids).await?;
     }
     Ok(())
 }
@@ -422,10 +420,9 @@ async fn post_ends(trainer: &Trainer, tenant: &str, run: Uuid) -> anyhow::Result
     .fetch_all(&trainer.pool)
     .await?;
     let ids: Vec<Uuid> = ended.iter().map(|row| row.id).collect();
-    let source = format!("springtide/train/{run}");
     let ends = ended
         .into_iter()
-        .map(|row| post_end(trainer, tenant, &source, run, row.id, row.reward));
+        .map(|row| post_end(trainer, tenant, run, row.id, row.reward));
     stream::iter(ends)
         .buffer_unordered(SENDS_MAX)
         .try_collect::<Vec<()>>()
@@ -448,28 +445,21 @@ async fn mark_settled(connection: &mut PgConnection, run: Uuid, ids: &[Uuid]) ->
     Ok(())
 }
 
-async fn post_end(
-    trainer: &Trainer,
-    tenant: &str,
-    source: &str,
-    run: Uuid,
-    rollout: Uuid,
-    reward: Option<f64>,
-) -> anyhow::Result<()> {
-    let now = OffsetDateTime::now_utc();
+async fn post_end(trainer: &Trainer, tenant: &str, run: Uuid, id: Uuid, reward: Option<f64>) -> anyhow::Result<()> {
+    let (now, source) = (OffsetDateTime::now_utc(), format!("springtide/train/{run}"));
     if let Some(reward) = reward {
         let feedback = Feedback {
-            id: feedback_id(rollout),
-            target: Target::Episode(rollout),
+            id: feedback_id(id),
+            target: Target::Episode(id),
             metric_name: METRIC.into(),
             value: Value::Float(reward),
             tags: BTreeMap::from([("run_id".into(), run.to_string())]),
         };
-        let event = feedback.into_event(tenant, source, now);
+        let event = feedback.into_event(tenant, &*source, now);
         trainer.producer.send_event(&event).await?;
     }
-    let end = EpisodeEnd { episode_id: rollout };
-    let event = end.into_event(tenant, source, now);
+    let end = EpisodeEnd { episode_id: id };
+    let event = end.into_event(tenant, &*source, now);
     trainer.producer.send_event(&event).await?;
     Ok(())
 }
