@@ -224,7 +224,8 @@ async fn rewards_that_an_agent_posts_count_for_nothing() {
             id: Uuid::now_v7(),
             target: Target::Episode(lease["id"].as_str().unwrap().parse().unwrap()),
             metric_name: "reward".into(),
-            value: FeedbackValue::Float(1.0),
+            // one out of bounds would leave out its group
+            value: FeedbackValue::Float(if made % 2.0 == 0.0 { 1.0 } else { 1e9 }),
             tags: BTreeMap::new(),
         };
         let event = perfect.into_event("default", "an agent", OffsetDateTime::now_utc());

@@ -37,10 +37,10 @@ from (
                                 where g.payload_digest is not null and r.generation_id = g.id and r.kind = 'prompt'), 0)
                     > $3 then 'longer_than_context'
                when exists (select from unnest(g.prompt_ids || g.token_ids) as id where id < 0 or id >= $4) then 'token_outside_vocabulary'
-               when t.reward in ('NaN', 'Infinity', '-Infinity')
+               when own.reward in ('NaN', 'Infinity', '-Infinity')
                     or $11 and t.turn_reward in ('NaN', 'Infinity', '-Infinity')
                     or credited.value in ('NaN', 'Infinity', '-Infinity') then 'reward_not_finite'
-               when not reward_in_bounds(t.reward, w.definition)
+               when not reward_in_bounds(own.reward, w.definition)
                     or $11 and not reward_in_bounds(t.turn_reward, w.definition)
                     or not reward_in_bounds(credited.value, w.definition) then 'quarantined_reward'
                when g.logprobs && array['NaN', 'Infinity', '-Infinity']::real[] then 'logprob_not_finite'
@@ -63,6 +63,11 @@ from (
         from (select distinct policy from generation where id = any ($1)) as policies
         offset 0 -- calls it once for each policy
     ) consenting on consenting.policy = g.policy
+    -- of a rollout what its harness posted counts, whatever others posted
+    cross join lateral (
+        select coalesce((select r.reward from rollout r where g.purpose = 'rollout' and r.id = g.episode_id and r.run_id = g.run_id),
+                        t.reward) as reward
+    ) own
     left join unnest($12::uuid[], $13::double precision[]) as credited (id, value) on credited.id = g.id
     left join reward_definition w on w.surface = t.surface and w.version = t.reward_definition
     -- both, or Postgres may read all trajectories
