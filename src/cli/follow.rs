@@ -70,9 +70,11 @@ impl Args {
         config.follow.check()?;
         let options = config.follow.clone();
         let store = policy_store::open(&config)?;
-        let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
-        let machine = Limit::of_this_process();
-        serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
+        // without any, nothing can be loaded yet
+        if let Ok(keys) = TrustedKeys::load(&config.keys_dir()) {
+            let machine = Limit::of_this_process();
+            serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
+        }
         let listener = listen_with_key(&config, Part::Follow, options.caller_key.as_ref(), "follow.caller_key").await?;
         let auth = Auth::fixed(options.caller_key.as_deref());
         let extra_routes = auth.protect_beyond_loopback(app.metrics.clone(), options.listen);
