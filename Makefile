@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help up vllm sglang test test-engines test-clients python-test test-build check-tree deny advisories setup libtorch nvrtc stack build release torch-free lint docs diagrams ptx test-cuda \
 	property-order fuzz-ingest fuzz-policy fuzz-tenants schemathesis browser-test bench-page overload full-disks plans chaos-ingest chaos-delta chaos-rollouts chaos-trainer chaos-release chaos-engines bench-ingest \
-	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity chat-matrix demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-offpolicy sqlx golden saved
+	bench-policy bench-delta bench-link bench-sync bench-revoke bench-poison bench-attacks bench-expiry bench-arms bench-session bench-serving bench-tide bench-beside-trainer bench-clusters bench-tables bench-engines bench-gateway bench-mismatch bench-cuda bench-quant bench-sandbox bench-evidence bench-monitors bench-reverse losses checkpoints parity chat-matrix demo learn learn-hours typed base agent-base environments bench-environments bench-overlap bench-staleness bench-release bench-rollback bench-dead-engine bench-offpolicy sqlx golden saved
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -251,6 +251,9 @@ bench-release: stack vllm ## planted versions as canaries on the demo's live tra
 
 bench-rollback: stack vllm ## rollbacks under load, three replicas, also while one is stopped: seconds until no user gets the bad version, requests that failed (10 minutes; downloads vLLM, 3 GB)
 	scripts/bench-stack.sh rollback $(SPRINGTIDE) $(dir $(VLLM))python $(ARGS)
+
+bench-dead-engine: stack vllm ## one of three vLLM servers killed, then a release and a rollback under load: requests that failed, seconds (5 minutes; downloads vLLM, 3 GB)
+	python3 scripts/dead_engine.py --springtide $(SPRINGTIDE) --vllm $(VLLM) --base models/demo-base --cache .stack --json $(TARGET)/bench/dead-engine.json
 
 bench-offpolicy: stack vllm ## what logged answers say about versions, beside what users gave them later: demos of SEEDS, one after another (8 minutes each; downloads vLLM, 3 GB); ARGS='--minutes 6'
 	rm -f $(TARGET)/bench/offpolicy.json
