@@ -433,7 +433,14 @@ async fn the_shape_of_what_users_do_decides_nothing() {
     // the surface's definition
     answer(&mut connection, "champion", 1, 1, 0.5, 0.5).await;
     for seed in 0..20 {
-        for table in ["canary_user", "canary_closed", "canary_sums", "open_generation", "trajectory", "generation"] {
+        for table in [
+            "canary_user",
+            "canary_closed",
+            "canary_sums",
+            "open_generation",
+            "trajectory",
+            "generation",
+        ] {
             sqlx::query(sqlx::AssertSqlSafe(format!("delete from {table}")))
                 .execute(&mut *connection)
                 .await
