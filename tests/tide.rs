@@ -54,6 +54,10 @@ async fn what_each_run_used_is_reported_and_known_after_a_restart() {
     // a replica that stops reports once more
     replica.stop().await;
 
+    let too_long = json!({"policy": "demo", "process": run, "history_days": 13_393_652, "minutes": [], "uses": []});
+    let url = format!("{}/v1/tide/another", control.url);
+    let refused = reqwest::Client::new().post(url).json(&too_long).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
     let tide = get(&format!("{}/v1/tide", control.url)).await;
     let engine = &tide["engines"][0];
     assert_eq!(

@@ -114,19 +114,6 @@ pub(crate) async fn renew(pool: &PgPool, id: Uuid, seconds: u32) -> Result<Optio
     .await
 }
 
-/// Notes that the trainer's own harness received an answer. One that was logged and not received is asked
-/// for again.
-pub(crate) async fn received(pool: &PgPool, id: Uuid, generation: Uuid) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "update rollout set answers = array_append(answers, $2) where id = $1 and state = 'leased'",
-        id,
-        generation
-    )
-    .execute(pool)
-    .await?;
-    Ok(())
-}
-
 /// Ends a rollout with its reward.
 pub(crate) async fn reward(pool: &PgPool, id: Uuid, grade: &Grade) -> Result<Option<Rollout>, sqlx::Error> {
     let parts = (!grade.parts.is_empty()).then_some(Json(&grade.parts));

@@ -18,8 +18,8 @@ use edge::path::Path;
 use edge::routes::{Routes, get, post};
 use sqlx::{PgPool, Postgres, Transaction};
 
-/// Longest past that a replica is given, in days.
-const PAST_DAYS: i32 = 366;
+/// Longest past that is kept, in days.
+const PAST_DAYS: u32 = 366;
 
 pub fn routes(pool: PgPool, policy: &str) -> Routes {
     let replica = Scope::Replica;
@@ -80,7 +80,7 @@ async fn post_report(
          where policy = $1 and replica = $2 and minute < now() - make_interval(days => $3)",
         report.policy,
         replica,
-        i32::try_from(report.history_days).unwrap_or(PAST_DAYS)
+        i32::try_from(report.history_days).map_err(Problem::internal)?
     )
     .execute(&mut *transaction)
     .await
@@ -95,8 +95,11 @@ fn check(report: &Report) -> Result<(), Problem> {
     if report.minutes.len() > MINUTES_MAX || report.uses.len() > USES_MAX {
         return bad("a report has at most 512 minutes and 16384 uses; report more often");
     }
-    if report.history_days == 0 {
-        return bad("history_days is 0; give at least 1");
+    if !(1..=PAST_DAYS).contains(&report.history_days) {
+        return Err(Problem::bad_request(format!(
+            "history_days is {}; give 1 to {PAST_DAYS}",
+            report.history_days
+        )));
     }
     let kinds = ["production", "rollout", "evaluation"];
     if !report.uses.iter().all(|one| kinds.contains(&one.work.as_str())) {

@@ -20,6 +20,7 @@ use futures::{FutureExt, future};
 use ingest::lease::Lease;
 use reqwest::header::RETRY_AFTER;
 use serde_json::{Value, json};
+use sqlx::PgPool;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -265,10 +266,23 @@ impl<'a> Harness<'a> {
                 let received = answer["choices"][0]["generation_id"].as_str();
                 let received = received.and_then(|id| id.parse().ok());
                 let received: Uuid = received.context("the answer of the serving API has no generation_id")?;
-                leases::received(&self.trainer.pool, taken.id, received).await?;
+                note_received(&self.trainer.pool, taken.id, received).await?;
                 return Ok(answer);
             }
             return Err(served::refusal(response).await);
         }
     }
+}
+
+/// Notes that the trainer's own harness received an answer. One that was logged and not received is asked
+/// for again.
+async fn note_received(pool: &PgPool, id: Uuid, generation: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "update rollout set answers = array_append(answers, $2) where id = $1 and state = 'leased'",
+        id,
+        generation
+    )
+    .execute(pool)
+    .await?;
+    Ok(())
 }
