@@ -55,7 +55,9 @@ create view answer with (security_invoker = true) as
            -- Whom it counts for. A request without a user has a key of its own, so all of a tenant's count as one user.
            tenant_id || '/' || case when starts_with(user_key, 'anonymous-') then 'anonymous' else user_key end as person
     from generation
-    where purpose = 'production' and proven and not decline_suppressed;
+    where purpose = 'production' and proven and not decline_suppressed
+      -- the caller moved its end, or chose it among several
+      and coalesce(untrainable not in ('steered_end', 'chosen'), true);
 
 -- What became of answers. A reward out of the bounds that training has is none, and `excluded`: one such must not decide anything.
 create view answer_reward with (security_invoker = true) as

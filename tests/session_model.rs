@@ -81,6 +81,8 @@ pub fn expected(steps: &[Step], rules: Rules) -> BTreeMap<Role, Row> {
         "exam" if rules.graded => scores.map(|given| given.at).min(),
         _ => None,
     };
+    // what is dated before the first turn shuts no later one out
+    let stop = stop.map(|stop| stop.max(turns[0].0));
     let mut members: Vec<(i64, &Turn)> = vec![turns[0]];
     let mut late: Vec<(i64, &Turn)> = Vec::new();
     for &(at, turn) in &turns[1..] {

@@ -70,8 +70,9 @@ impl Args {
         config.follow.check()?;
         let options = config.follow.clone();
         let store = policy_store::open(&config)?;
-        // without any, nothing can be loaded yet
-        if let Ok(keys) = TrustedKeys::load(&config.keys_dir()) {
+        // nothing can be loaded before there are trusted keys
+        if config.keys_dir().is_dir() {
+            let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
             let machine = Limit::of_this_process();
             serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
         }

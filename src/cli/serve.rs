@@ -46,10 +46,11 @@ impl Args {
 
 /// Refuses versions that this machine cannot serve, before anything of them is loaded.
 async fn ask_memory(config: &Config, store: &Store) -> anyhow::Result<()> {
-    // none yet: nothing can be loaded before there are some
-    let Ok(keys) = TrustedKeys::load(&config.keys_dir()) else {
+    // nothing can be loaded before there are trusted keys
+    if !config.keys_dir().is_dir() {
         return Ok(());
-    };
+    }
+    let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
     let (policy, machine) = (&config.policy, Limit::of_this_process());
     memory::ask_at_start(store, &policy.name, &keys, &config.serve, policy.compute, &machine).await
 }

@@ -29,6 +29,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(60);
 const FIRST_TRIES_MAX: u32 = 5;
 /// A service is given up after this many ends in a row for the same reason.
 const EQUAL_ENDS_MAX: u32 = 3;
+/// Not these: a full disk ends them until there is room.
+const ALWAYS_RESTARTED: [&str; 2] = ["postgres", "kafka"];
 /// Ends before a run of this length do not count.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(1800);
 const PROBE_EVERY: Duration = Duration::from_millis(100);
@@ -144,7 +146,8 @@ impl Supervision {
             }
             // memory runs out wherever it happens to be
             let reason = if why == OUT_OF_MEMORY { "" } else { &last_line };
-            let equal = if is_fault { ends.add(&why, reason) } else { 0 };
+            let counts = is_fault && !ALWAYS_RESTARTED.contains(&name);
+            let equal = if counts { ends.add(&why, reason) } else { 0 };
             if equal >= EQUAL_ENDS_MAX || !ever_ready && tries >= FIRST_TRIES_MAX {
                 let times = if equal >= EQUAL_ENDS_MAX {
                     "each time for the same reason"

@@ -76,8 +76,10 @@ async fn answer(
     held: &Held,
 ) -> Result<Response, Problem> {
     let mut queued = Vec::with_capacity(requests.len());
+    // a prompt that fails ends the others, whose users have not left them
+    let given_up = CancellationToken::new();
     for request in requests {
-        queued.push(QueuedRequest::submit(api, Arc::new(request), principal, held).await?);
+        queued.push(QueuedRequest::submit(api, Arc::new(request), principal, held, &given_up).await?);
     }
     match queued.pop() {
         Some(only) if only.request.stream => only.stream().await,
@@ -221,6 +223,7 @@ impl QueuedRequest {
         request: Arc<GenerationRequest>,
         principal: &Principal,
         held: &Held,
+        given_up: &CancellationToken,
     ) -> Result<Self, Problem> {
         check_priority(request.priority, principal)?;
         let submitted = Instant::now();
@@ -249,7 +252,6 @@ impl QueuedRequest {
         let parent = request
             .episode_id
             .and_then(|episode| api.sessions.parent(tenant, episode));
-        let given_up = CancellationToken::new();
         let (samples, choices): (Vec<_>, Vec<_>) = (0..request.n)
             .map(|index| {
                 let seed = choice::seed(request_seed, index);

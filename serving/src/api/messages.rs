@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use stream::MessageStream;
 use text::answer::Part;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub async fn messages(
@@ -44,7 +45,7 @@ pub async fn messages(
     request.deadline = deadline;
     leased.label(&mut request)?;
     let request = Arc::new(request);
-    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held).await?;
+    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held, &CancellationToken::new()).await?;
     let mut message = Message::new(&request.model, queued.prompt_tokens);
     if request.stream {
         return Ok(MessageStream::new(message, queued).await?.into_response());

@@ -32,6 +32,8 @@ const LOGPROBS_MAX: i64 = 5;
 const PROMPT_LOGPROBS_MAX: i64 = 20;
 /// Counted for each log-probability of a token that was not sampled.
 const LISTED_BYTES: usize = 32;
+/// Tokens that a request which names no length is charged for at most.
+const LISTED_TOKENS_USUAL: usize = 4096;
 /// Longest stop string, in bytes.
 const STOP_BYTES_MAX: usize = 256;
 /// Text up to here takes some ten microseconds to tokenize.
@@ -107,7 +109,8 @@ impl GenerationRequest {
             Value::Array(prompts) if prompts.len() > 1 && !prompts[0].is_number() => std::mem::take(prompts),
             _ => return Ok(vec![Self::completion(request, options, tenant)?]),
         };
-        let each = usize::try_from(request.common.n.unwrap_or(1)).unwrap_or(1).max(1);
+        let each = request.best_of.or(request.common.n).unwrap_or(1);
+        let each = usize::try_from(each).unwrap_or(1).max(1);
         if prompts.len() > CHOICES_MAX / each {
             let detail = format!(
                 "prompt has {} prompts with {each} choices each; at most {CHOICES_MAX} choices together",
@@ -151,8 +154,11 @@ impl GenerationRequest {
         let mut common = request.common;
         common.n = request.best_of.or(n);
         let checked = Self::new(prompt, logprobs, max_tokens, request.params, common, options, tenant)?;
-        let returned = n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
-        if !(1..=checked.n).contains(&returned) {
+        let returned = match n.unwrap_or(1) {
+            n if n < 1 => return Err(bad(format!("n is {n}; give 1 to {}", options.choices_max))),
+            n => usize::try_from(n).unwrap_or(usize::MAX),
+        };
+        if returned > checked.n {
             let detail = format!("best_of is {}; give at least n, which is {returned}", checked.n);
             return Err(bad(detail).with("field", "best_of"));
         }
@@ -175,7 +181,7 @@ impl GenerationRequest {
     fn refuse_in_stream(&self, fields: &[(&'static str, bool)]) -> Result<(), Problem> {
         match fields.iter().find(|(_, given)| *given && self.stream) {
             Some((field, _)) => {
-                let detail = format!("{field} is not streamed; leave it out, or stream");
+                let detail = format!("{field} is not streamed; leave out {field} or stream");
                 Err(bad(detail).with("field", *field))
             }
             None => Ok(()),
@@ -467,8 +473,14 @@ impl GenerationRequest {
 
     /// Memory that the listed log-probabilities may take, in bytes; in fact a small multiple of it.
     pub fn listed_bytes(&self, prompt: usize, max_tokens: usize) -> usize {
-        let of = |tokens: usize, top: Option<usize>| tokens.saturating_mul(top.unwrap_or(0));
-        let entries = of(max_tokens, self.logprobs).saturating_add(of(prompt, self.score_prompt()));
+        // each token's own, too
+        let of = |tokens: usize, top: Option<usize>| tokens.saturating_mul(top.map_or(0, |top| top + 1));
+        // who names no length seldom gets the longest
+        let sampled = match self.max_tokens {
+            Some(_) => max_tokens,
+            None => max_tokens.min(LISTED_TOKENS_USUAL),
+        };
+        let entries = of(sampled, self.logprobs).saturating_add(of(prompt, self.score_prompt()));
         entries.saturating_mul(self.n).saturating_mul(LISTED_BYTES)
     }
 
@@ -484,6 +496,13 @@ impl GenerationRequest {
         let free = context.saturating_sub(prompt).min(SAMPLED_TOKENS_MAX);
         let default = if self.is_chat() { free } else { default };
         let wanted = self.max_tokens.unwrap_or_else(|| default.min(free.max(1)));
+        if self.ends.min_tokens > wanted {
+            let detail = format!(
+                "min_tokens is {}, and at most {wanted} tokens are sampled; give fewer, or a larger max_tokens",
+                self.ends.min_tokens
+            );
+            return Err(bad(detail).with("field", "min_tokens"));
+        }
         if wanted > free {
             return Err(Problem::new(
                 axum::http::StatusCode::BAD_REQUEST,

@@ -26,6 +26,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stream::ResponseStream;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub async fn responses(
@@ -42,7 +43,7 @@ pub async fn responses(
     request.deadline = deadline;
     leased.label(&mut request)?;
     let request = Arc::new(request);
-    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held).await?;
+    let queued = QueuedRequest::submit(&api, request.clone(), &principal, &held, &CancellationToken::new()).await?;
     echo.temperature = queued.temperature;
     let mut document = Document::new(&request.model, queued.prompt_tokens, echo);
     if request.stream {

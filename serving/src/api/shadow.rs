@@ -53,7 +53,8 @@ impl Shadow {
 /// answer. Requests that do not let the data be trained on, or that name a version, are left out.
 pub fn repeat(choice: &ChoiceTask, answered: Uuid) {
     let (api, request) = (&choice.api, &choice.request);
-    if request.purpose != Purpose::Production || !request.consent || request.model != api.policy {
+    let is_users = request.purpose == Purpose::Production && !request.hides_answer;
+    if !is_users || !request.consent || request.model != api.policy {
         return;
     }
     let Some(route) = api.routes.shadow(&choice.route, rand::random()) else {
@@ -94,6 +95,9 @@ fn unseen(choice: &ChoiceTask, answered: Uuid, route: Route) -> ChoiceTask {
         n: 1,
         stream: false,
         logprobs: None,
+        prompt_logprobs: None,
+        echo: false,
+        best: None,
         // an episode of its own
         episode_id: None,
         segment: 0,

@@ -124,7 +124,7 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
     // all that takes long, before the lock
     if canary.state.is_compared() {
         let read = async {
-            let evidence = evidence::read(&mut *connection, policy, canary)
+            let evidence = evidence::read(&mut *connection, policy, canary, true)
                 .await
                 .context("read the evidence")?;
             let alarms = evidence::alarms(&mut *connection, policy)
@@ -133,11 +133,9 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
             anyhow::Ok((evidence, alarms))
         };
         match read.await {
-            // it goes on when all is summed up
-            Ok((None, _)) => return Ok(true),
             Ok((evidence, alarms)) => {
                 service.0.unread.read(canary.id);
-                (looked.evidence, looked.alarms) = (evidence, alarms);
+                (looked.evidence, looked.alarms) = (Some(evidence), alarms);
             }
             // nobody would see harm, so it does not go on
             Err(error) => {
@@ -399,6 +397,9 @@ async fn apply(
         evidence: decision.evidence.map(serde_json::to_value).transpose()?,
     };
     tables::write(transaction, &after, &transition).await?;
+    if !after.state.is_compared() {
+        sums::forget(transaction, canary.id).await?;
+    }
     Ok(after.state)
 }
 

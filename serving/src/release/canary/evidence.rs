@@ -142,14 +142,18 @@ pub struct Answers<'a> {
     pub slow_seconds: Option<f64>,
 }
 
-/// `None`: there is so much new that several looks have to sum it up.
-///
 /// Reads from when the canary got its first users until now, or until it lost them. Before that, in
-/// `shadow`, it reads the unseen answers.
-pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) -> sqlx::Result<Option<Evidence>> {
+/// `shadow`, it reads the unseen answers. `sums_up`: what is new is added to the sums first, which the release loop
+/// alone does.
+pub async fn read(
+    connection: &mut PgConnection,
+    policy: &str,
+    canary: &Canary,
+    sums_up: bool,
+) -> sqlx::Result<Evidence> {
     let control = canary.control.unwrap_or_default();
     if canary.shadow().is_some() {
-        return read_unseen(connection, policy, canary, control).await.map(Some);
+        return read_unseen(connection, policy, canary, control).await;
     }
     let (mut periods, until) = tables::periods(connection, canary.id).await?;
     // the alias `canary` has the version before then, and `champion` the new one
@@ -163,9 +167,9 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
     };
     let (began, mut shares): (Vec<OffsetDateTime>, Vec<f64>) = periods.into_iter().unzip();
     let Some(&from) = began.first() else {
-        return Ok(Some(Evidence::of(canary, control, &[], &[])));
+        return Ok(Evidence::of(canary, control, &[], &[]));
     };
-    let until = until.unwrap_or_else(OffsetDateTime::now_utc);
+    let until = until.unwrap_or_else(|| OffsetDateTime::now_utc() + sums::CLOCKS_DIFFER_MAX);
     let weight = tables::champion_weight(connection, policy, canary.id).await?;
     let answers = Answers {
         canary: canary.id,
@@ -178,9 +182,9 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         until,
         slow_seconds: canary.slow_seconds(),
     };
-    let Some(summed_until) = sums::advance(connection, &answers).await? else {
-        return Ok(None);
-    };
+    if sums_up {
+        sums::advance(connection, &answers).await?;
+    }
     let mut transaction = begin(connection).await?;
     let mut rows = sqlx::query_file_as!(
         Row,
@@ -193,8 +197,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         weight,
         from,
         until,
-        canary.slow_seconds(),
-        summed_until
+        canary.slow_seconds()
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -203,7 +206,7 @@ pub async fn read(connection: &mut PgConnection, policy: &str, canary: &Canary) 
         rows.iter_mut().for_each(|row| row.is_canary = !row.is_canary);
         shares.iter_mut().for_each(|share| *share = 1.0 - *share);
     }
-    Ok(Some(Evidence::of(canary, control, &shares, &rows)))
+    Ok(Evidence::of(canary, control, &shares, &rows))
 }
 
 async fn read_unseen(

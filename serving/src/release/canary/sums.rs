@@ -9,32 +9,34 @@ use super::evidence::{Answers, begin};
 use sqlx::PgConnection;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 /// Far longer than a transaction of the sink or of the closer takes.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// What is younger is read as it is.
 const STEP_MIN: Duration = Duration::from_secs(30);
 /// A replica's clock may be so much ahead of the database's.
-const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(3600);
+pub const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(3600);
 /// How long one look adds at most.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 /// A step that takes longer is followed by a shorter one.
 const STEP_TAKES_MAX: Duration = Duration::from_millis(500);
 
-/// Adds what has settled. Returns until when everything is added, or `None`: more is left than one look adds.
-pub async fn advance(connection: &mut PgConnection, answers: &Answers<'_>) -> sqlx::Result<Option<OffsetDateTime>> {
+/// Adds what has settled. Fails if more is left than one look adds: the next one goes on.
+pub async fn advance(connection: &mut PgConnection, answers: &Answers<'_>) -> sqlx::Result<()> {
     let (began, mut step) = (Instant::now(), STEP_MIN);
     loop {
         let step_began = Instant::now();
         let (until, settled) = add(connection, answers, step).await?;
         if until >= settled {
-            return Ok(Some(until));
+            return Ok(());
         }
         if began.elapsed() > LOOK_MAX {
-            return Ok(None);
+            let left = format!("what users did is summed up until {until} so far; the next look goes on");
+            return Err(sqlx::Error::Protocol(left));
         }
         step = match step_began.elapsed() > STEP_TAKES_MAX {
-            true => (step / 2).max(Duration::from_secs(1)),
+            true => (step / 2).max(STEP_MIN),
             false => step * 2,
         };
     }
@@ -48,35 +50,39 @@ async fn add(
 ) -> sqlx::Result<(OffsetDateTime, OffsetDateTime)> {
     let mut transaction = begin(connection).await?;
     let canary = answers.canary;
-    // the evidence may begin anew, when a new `champion` is watched
+    // a loop that leads no more may still look
     sqlx::query!(
-        "with forgotten as (
-             delete from canary_sums where canary_id = $1 and since <> $2 returning canary_id
-         ), users as (
-             delete from canary_user where canary_id in (select canary_id from forgotten)
-         )
-         delete from canary_closed where canary_id in (select canary_id from forgotten)",
-        canary,
-        answers.from
-    )
-    .execute(&mut *transaction)
-    .await?;
-    sqlx::query!(
-        "insert into canary_sums (canary_id, since, until_at) values ($1, $2, $3) on conflict do nothing",
-        canary,
-        answers.from,
-        answers.from - CLOCKS_DIFFER_MAX
-    )
-    .execute(&mut *transaction)
-    .await?;
-    let now = sqlx::query!(
-        r#"select until_at, clock_timestamp() as "now!" from canary_sums where canary_id = $1 for update"#,
+        "select pg_advisory_xact_lock(hashtextextended($1::uuid::text, 0))",
         canary
     )
-    .fetch_one(&mut *transaction)
+    .execute(&mut *transaction)
     .await?;
-    let (from, settled) = (now.until_at, now.now - SETTLED_AFTER);
+    let summed = sqlx::query!("select since, until_at from canary_sums where canary_id = $1", canary)
+        .fetch_optional(&mut *transaction)
+        .await?;
+    let from = match summed {
+        Some(summed) if summed.since == answers.from => summed.until_at,
+        // none yet, or the evidence begins anew because a new `champion` is watched
+        _ => {
+            forget(&mut transaction, canary).await?;
+            let from = answers.from - CLOCKS_DIFFER_MAX;
+            sqlx::query!(
+                "insert into canary_sums (canary_id, since, until_at) values ($1, $2, $3)",
+                canary,
+                answers.from,
+                from
+            )
+            .execute(&mut *transaction)
+            .await?;
+            from
+        }
+    };
+    let now = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#)
+        .fetch_one(&mut *transaction)
+        .await?;
+    let settled = now - SETTLED_AFTER;
     if settled - from < STEP_MIN {
+        transaction.commit().await?;
         return Ok((from, from));
     }
     let until = settled.min(from + step);
@@ -112,20 +118,23 @@ async fn add(
     )
     .execute(&mut *transaction)
     .await?;
-    sqlx::query_file!(
-        "src/release/canary/sums/counted.sql",
-        canary,
-        answers.policy,
-        answers.version,
-        answers.champion,
-        answers.shares,
-        answers.weight,
-        answers.from,
-        answers.until,
-        answers.slow_seconds
-    )
-    .execute(&mut *transaction)
-    .await?;
+    // it looks at all that wait, so only once in a look
+    if until >= settled {
+        sqlx::query_file!(
+            "src/release/canary/sums/counted.sql",
+            canary,
+            answers.policy,
+            answers.version,
+            answers.champion,
+            answers.shares,
+            answers.weight,
+            answers.from,
+            answers.until,
+            answers.slow_seconds
+        )
+        .execute(&mut *transaction)
+        .await?;
+    }
     sqlx::query!(
         "update canary_sums set until_at = $2 where canary_id = $1",
         canary,
@@ -135,4 +144,18 @@ async fn add(
     .await?;
     transaction.commit().await?;
     Ok((until, settled))
+}
+
+/// Of a canary that nothing is compared with any more. Its decisions have the evidence that they were made on.
+pub async fn forget(connection: &mut PgConnection, canary: Uuid) -> sqlx::Result<()> {
+    sqlx::query!("delete from canary_user where canary_id = $1", canary)
+        .execute(&mut *connection)
+        .await?;
+    sqlx::query!("delete from canary_closed where canary_id = $1", canary)
+        .execute(&mut *connection)
+        .await?;
+    sqlx::query!("delete from canary_sums where canary_id = $1", canary)
+        .execute(&mut *connection)
+        .await?;
+    Ok(())
 }
