@@ -110,16 +110,20 @@ async fn evidence(world: &World, id: &str) -> Value {
 
 /// The release loop looks until nothing is left to add.
 async fn sum_up(world: &World) {
+    let mut before = -1;
     loop {
         let _ = world.releases.round().await;
-        let behind: bool =
-            sqlx::query_scalar("select exists (select from canary_sums where until_at < now() - interval '2 minutes')")
-                .fetch_one(&world.stack.pool)
-                .await
-                .unwrap();
-        if !behind {
+        let (behind, closed): (bool, i64) = sqlx::query_as(
+            "select exists (select from canary_sums where until_at < now() - interval '2 minutes'),
+                    (select count(*) from canary_closed)",
+        )
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+        if !behind && closed == before {
             return;
         }
+        before = closed;
     }
 }
 

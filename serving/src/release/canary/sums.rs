@@ -19,6 +19,8 @@ const STEP_MIN: Duration = Duration::from_secs(30);
 pub const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(3600);
 /// How long one look adds at most.
 const LOOK_MAX: Duration = Duration::from_secs(10);
+/// Of sums/counted.sql.
+const COUNTED_MAX: i64 = 100_000;
 /// A step that takes longer is followed by a shorter one.
 const STEP_TAKES_MAX: Duration = Duration::from_millis(500);
 
@@ -28,7 +30,8 @@ pub async fn advance(connection: &mut PgConnection, answers: &Answers<'_>) -> sq
     loop {
         let step_began = Instant::now();
         let (until, settled) = add(connection, answers, step).await?;
-        if until >= settled {
+        // it looks at all that wait, so only once everything is added
+        if until >= settled && count(connection, answers).await? < COUNTED_MAX {
             return Ok(());
         }
         if began.elapsed() > LOOK_MAX {
@@ -50,13 +53,7 @@ async fn add(
 ) -> sqlx::Result<(OffsetDateTime, OffsetDateTime)> {
     let mut transaction = begin(connection).await?;
     let canary = answers.canary;
-    // a loop that leads no more may still look
-    sqlx::query!(
-        "select pg_advisory_xact_lock(hashtextextended($1::uuid::text, 0))",
-        canary
-    )
-    .execute(&mut *transaction)
-    .await?;
+    lock(&mut transaction, canary).await?;
     let summed = sqlx::query!("select since, until_at from canary_sums where canary_id = $1", canary)
         .fetch_optional(&mut *transaction)
         .await?;
@@ -118,23 +115,6 @@ async fn add(
     )
     .execute(&mut *transaction)
     .await?;
-    // it looks at all that wait, so only once in a look
-    if until >= settled {
-        sqlx::query_file!(
-            "src/release/canary/sums/counted.sql",
-            canary,
-            answers.policy,
-            answers.version,
-            answers.champion,
-            answers.shares,
-            answers.weight,
-            answers.from,
-            answers.until,
-            answers.slow_seconds
-        )
-        .execute(&mut *transaction)
-        .await?;
-    }
     sqlx::query!(
         "update canary_sums set until_at = $2 where canary_id = $1",
         canary,
@@ -144,6 +124,39 @@ async fn add(
     .await?;
     transaction.commit().await?;
     Ok((until, settled))
+}
+
+/// Adds closed trajectories that count now, at most [`COUNTED_MAX`]. Returns how many.
+async fn count(connection: &mut PgConnection, answers: &Answers<'_>) -> sqlx::Result<i64> {
+    let mut transaction = begin(connection).await?;
+    lock(&mut transaction, answers.canary).await?;
+    let counted = sqlx::query_file_scalar!(
+        "src/release/canary/sums/counted.sql",
+        answers.canary,
+        answers.policy,
+        answers.version,
+        answers.champion,
+        answers.shares,
+        answers.weight,
+        answers.from,
+        answers.until,
+        answers.slow_seconds
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(counted)
+}
+
+/// Until the end of the transaction: a loop that leads no more may still look.
+async fn lock(connection: &mut PgConnection, canary: Uuid) -> sqlx::Result<()> {
+    sqlx::query!(
+        "select pg_advisory_xact_lock(hashtextextended($1::uuid::text, 0))",
+        canary
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// Of a canary that nothing is compared with any more. Its decisions have the evidence that they were made on.

@@ -1,13 +1,22 @@
--- Adds the closed trajectories that count now: nothing older of their surface waits. $1: the canary; $2 to $9: as in canary_answers.
+-- Adds closed trajectories that count now, because nothing older of their surface waits, but not more than 100,000. Returns how many.
+-- $1: the canary; $2 to $9: as in canary_answers.
 with waiting as (
     select w.surface, min(w.id::text)::uuid as id
     from canary_waiting($2, $3, $4, $5, $6, $7, $8, $9) w
     group by w.surface
 ),
-counted as (
-    delete from canary_closed c
+ready as (
+    select c.generation_id
+    from canary_closed c
     where c.canary_id = $1
       and not exists (select from waiting w where w.surface = c.surface and w.id < c.generation_id)
+    order by c.generation_id
+    limit 100000
+),
+counted as (
+    delete from canary_closed c
+    using ready r
+    where c.canary_id = $1 and c.generation_id = r.generation_id
     returning c.*
 ),
 sums as (
@@ -17,13 +26,16 @@ sums as (
            coalesce(sum(c.highest) filter (where c.reward is null), 0) as highest
     from counted c
     group by c.is_canary, c.period, c.person
+),
+added as (
+    update canary_user u
+    set rewarded = u.rewarded + s.rewarded,
+        unscored = u.unscored + s.unscored,
+        excluded = u.excluded + s.excluded,
+        reward = u.reward + s.reward,
+        lowest = u.lowest + s.lowest,
+        highest = u.highest + s.highest
+    from sums s
+    where u.canary_id = $1 and u.is_canary = s.is_canary and u.period = s.period and u.person = s.person
 )
-update canary_user u
-set rewarded = u.rewarded + s.rewarded,
-    unscored = u.unscored + s.unscored,
-    excluded = u.excluded + s.excluded,
-    reward = u.reward + s.reward,
-    lowest = u.lowest + s.lowest,
-    highest = u.highest + s.highest
-from sums s
-where u.canary_id = $1 and u.is_canary = s.is_canary and u.period = s.period and u.person = s.person
+select count(*) as "counted!" from counted
