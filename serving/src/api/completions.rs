@@ -425,14 +425,34 @@ impl CompletionStream {
             usage,
         };
         match serde_json::to_string(&completion) {
-            Ok(json) => Sse::default().data(json),
+            Ok(json) => Sse::default().data(one_line(&json)),
             Err(failed) => error(&Problem::internal(failed)),
         }
     }
 }
 
+/// JSON for an event. Some clients end a line at these characters, too, which JSON need not escape.
+pub(super) fn one_line(json: &str) -> String {
+    json.replace('\u{85}', "\\u0085")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
 /// An error inside a stream.
 fn error(problem: &Problem) -> Sse {
     let document = for_openai(problem).document();
-    Sse::default().event("error").data(document.to_string())
+    Sse::default().event("error").data(one_line(&document.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_for_every_client() {
+        let text = "a\u{2028}b\u{2029}c\u{85}d\ne";
+        let json = one_line(&serde_json::to_string(text).unwrap());
+        assert!(!json.contains(['\u{2028}', '\u{2029}', '\u{85}', '\n']));
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::{Message, block};
 use crate::api::choice::Chunk;
-use crate::api::completions::{Frames, QueuedRequest};
+use crate::api::completions::{Frames, QueuedRequest, one_line};
 use crate::api::error::for_anthropic;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response, sse};
@@ -162,5 +162,5 @@ impl Blocks {
 /// An event whose data has its name as `type`, as Anthropic's clients expect.
 fn event(name: &str, mut data: Value) -> Sse {
     data["type"] = name.into();
-    Sse::default().event(name).data(data.to_string())
+    Sse::default().event(name).data(one_line(&data.to_string()))
 }

@@ -4,7 +4,7 @@
 use super::Document;
 use super::output::{self, Output};
 use crate::api::choice::Chunk;
-use crate::api::completions::{Frames, QueuedRequest};
+use crate::api::completions::{Frames, QueuedRequest, one_line};
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response, sse};
 use edge::Problem;
@@ -102,7 +102,8 @@ impl ResponseStream {
             data["type"] = name.into();
             data["sequence_number"] = self.sequence_number.into();
             self.sequence_number += 1;
-            self.events.push_back(Sse::default().event(name).data(data.to_string()));
+            self.events
+                .push_back(Sse::default().event(name).data(one_line(&data.to_string())));
         }
     }
 }
