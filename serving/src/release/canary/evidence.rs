@@ -185,7 +185,16 @@ pub async fn read(
     if sums_up {
         sums::advance(connection, &answers).await?;
     }
-    let mut transaction = begin(connection).await?;
+    // both queries read the same sums
+    let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
+    set(&mut transaction).await?;
+    let summed_until = sqlx::query_scalar!(
+        "select until_at from canary_sums where canary_id = $1 and since = $2",
+        canary.id,
+        from
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
     let mut rows = sqlx::query_file_as!(
         Row,
         "src/release/canary/evidence.sql",
@@ -197,7 +206,8 @@ pub async fn read(
         weight,
         from,
         until,
-        canary.slow_seconds()
+        canary.slow_seconds(),
+        summed_until
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -243,14 +253,21 @@ async fn read_unseen(
 /// The query says of which tenants, and the release loop waits for it.
 pub(super) async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
     let mut transaction = connection.begin().await?;
+    set(&mut transaction).await?;
+    Ok(transaction)
+}
+
+/// A plan for any time would read all answers.
+async fn set(transaction: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query!(
         "select set_config('springtide.all_tenants', 'on', true) as all_tenants,
+                set_config('plan_cache_mode', 'force_custom_plan', true) as plan_cache_mode,
                 set_config('statement_timeout', $1, true) as statement_timeout",
         READ_MS_MAX
     )
-    .fetch_one(&mut *transaction)
+    .fetch_one(transaction)
     .await?;
-    Ok(transaction)
+    Ok(())
 }
 
 /// Alarms of the realtime run, in words. Not those about what learning is meant to change: how much is shown and

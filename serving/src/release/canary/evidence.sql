@@ -1,13 +1,10 @@
 -- What users did with the answers of a canary and of the version it is compared with, in rows to be added up: one per side, period of
--- one share, and user, of what is summed up ($1: the canary), and of what was stored or closed since. $2 to $9: as in
--- canary_answers.
+-- one share, and user, of what is summed up ($1: the canary), and of what was stored or closed since ($10; null: nothing is
+-- summed up). $2 to $9: as in canary_answers.
 --
 -- Rewards are those of trajectories: a session counts once, by its last turn, however many it has. They count once nothing older of
 -- their surface waits for its own reward. Else quick feedback and short sessions, which close first, would decide alone.
-with summed as (
-    select s.until_at from canary_sums s where s.canary_id = $1 and s.since = $7
-),
-late as (
+with late as (
     select d.is_canary, d.period, d.person,
            (array_agg(d.id order by d.id))[1] as first,
            (array_agg(d.aborted order by d.id))[1] as first_aborted,
@@ -18,20 +15,20 @@ late as (
            count(*) filter (where not d.declined and not d.aborted) as whole,
            coalesce(sum(d.tokens) filter (where not d.declined and not d.aborted), 0)::bigint as tokens
     from canary_answers($2, $3, $4, $5, $6, $7, $8, $9) d
-    where d.stored_at >= coalesce((select until_at from summed), '-infinity')
+    where d.stored_at >= coalesce($10::timestamptz, '-infinity')
     group by d.is_canary, d.period, d.person
 ),
 closed as (
     select c.generation_id as id, c.surface, c.is_canary, c.period, c.person, c.tenant_id, c.reward, c.excluded, c.lowest, c.highest
     from canary_closed c
-    where c.canary_id = $1 and exists (select from summed)
+    where c.canary_id = $1 and $10::timestamptz is not null
     union all
     select * from (
         select distinct on (coalesce(t.episode_id, t.generation_id))
                d.id, d.surface, d.is_canary, d.period, d.person, d.tenant_id, t.reward, t.excluded, t.lowest, t.highest
         from answer_reward t
         join canary_answers($2, $3, $4, $5, $6, $7, $8, $9) d on d.id = t.generation_id
-        where t.closed_at >= coalesce((select until_at from summed), '-infinity')
+        where t.closed_at >= coalesce($10::timestamptz, '-infinity')
           and t.generation_id >= first_generation_id($7)
           -- a turn that its session did not take is no trajectory
           and t.censor_code is distinct from 'late_turn'
@@ -49,7 +46,7 @@ select is_canary as "is_canary!", period as "period!", person as "user_key!", fi
        -- of the unscored
        lowest as "lowest!", highest as "highest!"
 from canary_user
-where canary_id = $1 and exists (select from summed)
+where canary_id = $1 and $10::timestamptz is not null
   and tenant_id in (select canary_tenants($2))
 union all
 select is_canary, period, person, first, first_aborted, answers, declined, aborted, slow, whole, tokens, 0, 0, 0, 0, 0, 0
