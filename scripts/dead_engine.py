@@ -95,7 +95,6 @@ def measure(args, config: pathlib.Path, work: pathlib.Path, engines: list) -> di
     load = Load()
     load.start()
     time.sleep(STEADY_SECONDS)
-    # the one that answers for most: the first with champion
     os.killpg(engines[0].pid, signal.SIGKILL)
     load.mark("one engine killed")
     time.sleep(STEADY_SECONDS)

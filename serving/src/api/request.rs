@@ -258,13 +258,6 @@ impl GenerationRequest {
             let detail = format!("stop_token_ids has {} ids; at most {STOP_IDS_MAX}", ends.stop_ids.len());
             return Err(bad(detail).with("field", "stop_token_ids"));
         }
-        if let Some(max) = max_tokens.filter(|&max| max < ends.min_tokens) {
-            let detail = format!(
-                "min_tokens is {}; give at most max_tokens, which is {max}",
-                ends.min_tokens
-            );
-            return Err(bad(detail).with("field", "min_tokens"));
-        }
         let prompt_logprobs = match common.prompt_logprobs {
             None => None,
             Some(k) if (0..=PROMPT_LOGPROBS_MAX).contains(&k) => Some(k as usize),
