@@ -71,8 +71,7 @@ impl Args {
         let options = config.follow.clone();
         let store = policy_store::open(&config)?;
         // nothing can be loaded before there are trusted keys
-        if config.keys_dir().is_dir() {
-            let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
+        if let Some(keys) = TrustedKeys::load_if_any(&config.keys_dir()).context("load the trusted keys")? {
             let machine = Limit::of_this_process();
             serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
         }

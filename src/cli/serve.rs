@@ -46,11 +46,9 @@ impl Args {
 
 /// Refuses versions that this machine cannot serve, before anything of them is loaded.
 async fn ask_memory(config: &Config, store: &Store) -> anyhow::Result<()> {
-    // nothing can be loaded before there are trusted keys
-    if !config.keys_dir().is_dir() {
-        return Ok(());
-    }
-    let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
+    let Some(keys) = TrustedKeys::load_if_any(&config.keys_dir()).context("load the trusted keys")? else {
+        return Ok(()); // nothing can be loaded before there are trusted keys
+    };
     let (policy, machine) = (&config.policy, Limit::of_this_process());
     memory::ask_at_start(store, &policy.name, &keys, &config.serve, policy.compute, &machine).await
 }

@@ -238,6 +238,19 @@ impl TrustedKeys {
     /// Every `*.pub` in `folder`, with its role. A key that is also in a `*.revoked` file is
     /// revoked. Returns an error if there is no key, because nothing could be verified.
     pub fn load(folder: &Path) -> Result<Self, Error> {
+        Self::load_all(folder)?.ok_or_else(|| key_error(folder, "there is no trusted key (*.pub) in it"))
+    }
+
+    /// [`load`](Self::load), but `None` if there is no key yet: the role that makes the first one may start later.
+    pub fn load_if_any(folder: &Path) -> Result<Option<Self>, Error> {
+        if folder.is_dir() {
+            Self::load_all(folder)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn load_all(folder: &Path) -> Result<Option<Self>, Error> {
         let mut keys = TrustedKeys::default();
         for entry in fs::read_dir(folder).map_err(io("read", folder))? {
             let path = entry.map_err(io("read", folder))?.path();
@@ -256,10 +269,7 @@ impl TrustedKeys {
                 keys.revoked.insert(key_id(&key));
             }
         }
-        if keys.keys.is_empty() {
-            return Err(key_error(folder, "there is no trusted key (*.pub) in it"));
-        }
-        Ok(keys)
+        Ok((!keys.keys.is_empty()).then_some(keys))
     }
 
     /// The id of the public key in a file.

@@ -115,7 +115,13 @@ fn a_readable_key_a_stray_public_key_and_an_empty_folder_are_refused() {
     let path = folder.path();
     assert!(TrustedKeys::load(path).is_err());
     assert!(SigningKey::load_or_create(path, "../x").is_err());
+    // another role makes the first key just now: its folder is there, its private key, then its public key
+    assert!(TrustedKeys::load_if_any(&path.join("no")).unwrap().is_none());
+    fs::write(path.join("a.key"), "").unwrap();
+    assert!(TrustedKeys::load_if_any(path).unwrap().is_none());
+    fs::remove_file(path.join("a.key")).unwrap();
     SigningKey::create(path, "a", Role::Trainer).unwrap();
+    assert!(TrustedKeys::load_if_any(path).unwrap().is_some());
     SigningKey::create(path, "b", Role::Trainer).unwrap();
     fs::copy(path.join("a.pub"), path.join("b.pub")).unwrap();
     let error = SigningKey::load_or_create(path, "b").unwrap_err();
