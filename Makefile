@@ -17,7 +17,7 @@ NVRTC ?= $(abspath .nvrtc)
 WITH_NVRTC := LD_LIBRARY_PATH=$(NVRTC)$(if $(LD_LIBRARY_PATH),:$(LD_LIBRARY_PATH))
 
 # All tests share one choice of packages and features: another choice would build dependencies again.
-WORKSPACE := --locked --workspace --features artifact/cuda
+WORKSPACE := --locked --workspace
 # The tests' build is also the lints' run: clippy's driver is the compiler of our own crates, as in `cargo clippy`.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
 TIMES := $(TARGET)/test-times.tsv
@@ -33,7 +33,7 @@ up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is miss
 
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)
-	@$(TIMED) "distribution packages, libtorch, NVRTC" $(MAKE) --no-print-directory libtorch nvrtc
+	@$(TIMED) "distribution packages, libtorch" $(MAKE) --no-print-directory libtorch
 	@scripts/sandboxes.sh
 	@$(TIMED) "download crates" cargo fetch --locked
 	@$(TIMED) "format, floor plan, links in the docs" $(MAKE) --no-print-directory check-tree
@@ -42,8 +42,8 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
 	@$(TIMED) "wheel of python/, its types and tests" env $(LINTED) $(MAKE) --no-print-directory python-test
-	@$(TIMED) "tests" env $(LINTED) $(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx \
-		SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python cargo test $(WORKSPACE) $$(scripts/sandboxes.sh skip)
+	@$(TIMED) "tests" env $(LINTED) SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python \
+		cargo test $(WORKSPACE) $$(scripts/sandboxes.sh skip)
 	@$(TIMED) "bench-ingest, small" $(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
 		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 	@scripts/timed.sh $(TIMES) --report
@@ -85,7 +85,7 @@ test-build:
 	cargo build $(WORKSPACE) --bins --tests --benches
 
 torch-free: setup ## build the binary without libtorch, put aside for the tests
-	$(LINTED) cargo build --locked --package springtide --no-default-features --features artifact/cuda
+	$(LINTED) cargo build --locked --package springtide --no-default-features
 	@mkdir -p $(TARGET)/torch-free && cp --remove-destination $(SPRINGTIDE) $(TARGET)/torch-free/springtide
 	@rm $(SPRINGTIDE) # the next build makes the whole one again
 
@@ -279,7 +279,7 @@ checkpoints: libtorch ## train a small model and keep its last versions for benc
 	cargo bench --locked --profile dev --package trainer --features torch --bench checkpoints -- --out $(abspath $(TARGET))/checkpoints \
 		--rates $(or $(RATES),1e-6,3e-6,1e-5) --steps $(or $(STEPS),200) --keep $(or $(KEEP),3)
 
-# --- GPU kernels (parked: nothing else uses the feature `cuda`) ---
+# --- GPU kernels (nothing else uses the feature `cuda`; `make test` runs their tests on the CPU) ---
 
 ptx: nvrtc ## compile the GPU kernels for two kinds of GPU without one (PTX in target/ptx) and run them as C++ on the CPU
 	$(WITH_NVRTC) SPRINGTIDE_PTX=$(abspath $(TARGET))/ptx cargo test --locked --package artifact --features cuda --lib device::
