@@ -1,5 +1,5 @@
-//! What each role's own database user may do: the table in docs/keys.md, attacks with a stolen login,
-//! and which rows each user sees. Other tests run the roles as these users.
+//! What each role's own database user may do: the table in tests/database_users.txt, attacks with a
+//! stolen login, and which rows each user sees. Other tests run the roles as these users.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -53,7 +53,12 @@ async fn each_user_has_the_rights_that_the_docs_list() {
         assert!(!rights.iter().any(|right| right.contains("truncate")), "{name}");
         writeln!(table, "| `{name}` | {} |", rights.join(" | ")).unwrap();
     }
-    check_page("docs/keys.md", "database users", "tests/database_users.rs", &table);
+    check_page(
+        "tests/database_users.txt",
+        "database users",
+        "tests/database_users.rs",
+        &table,
+    );
 }
 
 /// What a thief of a role's login tries: (user, statement).

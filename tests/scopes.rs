@@ -1,6 +1,6 @@
 //! Which scope each route needs. The routes come from the OpenAPI documents of running roles; every
 //! route is tried without a key, with an unknown one, and with a key of every scope and role. What
-//! the roles did must equal what their documents say, and the table in docs/keys.md.
+//! the roles did must equal what their documents say, and the table in tests/scopes.txt.
 //!
 //! After a change of routes: `SPRINGTIDE_WRITE_DOCS=1 cargo test --test it scopes`.
 
@@ -234,7 +234,7 @@ async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_
     let header: Vec<&str> = Scope::ALL.iter().map(|scope| scope.as_str()).collect();
     let mut table = format!("| role | route | no key | {} |\n", header.join(" | "));
     table += &format!("|---{}|\n{lines}", "|---".repeat(2 + header.len()));
-    check_page("docs/keys.md", "routes", "tests/scopes.rs", &table);
+    check_page("tests/scopes.txt", "routes", "tests/scopes.rs", &table);
     ingest.stop().await;
 }
 

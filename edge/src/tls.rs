@@ -2,7 +2,7 @@
 //! clients trust.
 //!
 //! Everything uses the distribution's OpenSSL, as librdkafka and the clients of Postgres and S3 do:
-//! one TLS implementation, which the distribution patches. See SECURITY.md.
+//! one TLS implementation, which the distribution patches. See docs/security.md.
 
 mod client;
 mod stream;

@@ -232,7 +232,7 @@ fn invented_users_take_nothing_from_honest_ones() {
             assert!((weight - share).abs() < 0.02, "{keys} keys with {share} weigh {weight}");
         }
     }
-    // beyond: docs/threat-model.md says so
+    // beyond: docs/security.md says so
     let (weight, refused) = inventing(2000, 0.5);
     assert!(weight > 0.5 && refused > 0, "{weight}, {refused}");
 }
