@@ -163,7 +163,7 @@ create table canary_closed (
     excluded      boolean not null,
     lowest        double precision,
     highest       double precision,
-    constraint canary_closed_pkey primary key (canary_id, generation_id)
+    constraint canary_closed_pkey primary key (canary_id, surface, generation_id)
 );
 
 -- What was stored and what closed lately. Rows of one transaction have the same time, so the indexes are small.

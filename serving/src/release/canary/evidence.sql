@@ -4,7 +4,7 @@
 --
 -- Rewards are those of trajectories: a session counts once, by its last turn, however many it has. They count once nothing older of
 -- their surface waits for its own reward. Else quick feedback and short sessions, which close first, would decide alone.
-with late as (
+with recursive late as (
     select d.is_canary, d.period, d.person,
            (array_agg(d.id order by d.id))[1] as first,
            (array_agg(d.aborted order by d.id))[1] as first_aborted,
@@ -18,10 +18,29 @@ with late as (
     where d.stored_at >= coalesce($10::timestamptz, '-infinity')
     group by d.is_canary, d.period, d.person
 ),
+waiting as (
+    select w.surface, min(w.id::text)::uuid as id
+    from canary_waiting($2, $3, $4, $5, $6, $7, $8, $9) w
+    group by w.surface
+),
+-- Each is found in the index, so that trajectories that do not count yet are not read.
+surfaces as (
+    select (select min(c.surface) from canary_closed c where c.canary_id = $1 and $10::timestamptz is not null) as surface
+    union all
+    select (select min(c.surface) from canary_closed c where c.canary_id = $1 and c.surface > s.surface)
+    from surfaces s
+    where s.surface is not null
+),
 closed as (
-    select c.generation_id as id, c.surface, c.is_canary, c.period, c.person, c.tenant_id, c.reward, c.excluded, c.lowest, c.highest
-    from canary_closed c
-    where c.canary_id = $1 and $10::timestamptz is not null
+    select c.*
+    from surfaces s
+    left join waiting w on w.surface = s.surface
+    cross join lateral (
+        select c.generation_id as id, c.surface, c.is_canary, c.period, c.person, c.tenant_id, c.reward, c.excluded, c.lowest, c.highest
+        from canary_closed c
+        where c.canary_id = $1 and c.surface = s.surface
+          and c.generation_id <= coalesce(w.id, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    ) c
     union all
     select * from (
         select distinct on (coalesce(t.episode_id, t.generation_id))
@@ -34,11 +53,6 @@ closed as (
           and t.censor_code is distinct from 'late_turn'
         order by coalesce(t.episode_id, t.generation_id), d.id desc
     ) closed_late
-),
-waiting as (
-    select w.surface, min(w.id::text)::uuid as id
-    from canary_waiting($2, $3, $4, $5, $6, $7, $8, $9) w
-    group by w.surface
 )
 select is_canary as "is_canary!", period as "period!", person as "user_key!", first, first_aborted as "first_aborted!",
        answers as "answers!", declined as "declined!", aborted as "aborted!", slow as "slow!", whole as "whole!", tokens as "tokens!",
