@@ -30,7 +30,7 @@ pub enum Error {
     )]
     OtherRoot { version: i64, root: Digest, found: Digest },
     #[error(
-        "the key {key} may not sign versions: it is revoked, or has another role. Move its .key and .pub away and restart; a new key is made (docs/guide-release.md, Keys)"
+        "the key {key} may not sign versions: it is revoked, or has another role. Move its .key and .pub away and restart; a new key is made (docs/security.md, Signing keys)"
     )]
     KeyRefused { key: String },
     #[error("load the trusted keys: {0}")]
