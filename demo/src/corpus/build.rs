@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         describe(&mut card, split, files, Some(windows.len()));
     }
     describe(&mut card, "demo", &files_of(Split::Demo)?, None);
-    std::fs::write(args.out.join("DATASET.md"), card).context("write DATASET.md")?;
+    std::fs::write(args.out.join("crates.txt"), card).context("write crates.txt")?;
     Ok(())
 }
 
