@@ -44,7 +44,7 @@ YARN_V3 = dict(factor=40.0, original_max_position_embeddings=256, beta_fast=32.0
 FIXTURES = {
     "llama": Fixture(
         "Llama",
-        "Llama 3.x: grouped-query attention, `llama3` rotary scaling whose three bands are all met, untied head",
+        "Llama 3.x: `llama3` rotary scaling whose three bands are all met, untied head",
         dict(
             hidden_size=64, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False,
@@ -60,7 +60,7 @@ FIXTURES = {
     ),
     "qwen2": Fixture(
         "Qwen2",
-        "Qwen2.5: biases on q, k and v and none on o, tied head, weights in f32",
+        "Qwen2.5: biases on q, k and v, tied head",
         dict(
             hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True,
@@ -72,7 +72,7 @@ FIXTURES = {
     ),
     "qwen3": Fixture(
         "Qwen3",
-        "Qwen3: a norm over each head's q and k, tied head, `head_dim` × heads wider than the residual stream",
+        "Qwen3: q/k norm, tied head, heads wider than the residual stream",
         dict(
             hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
             head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=False,
@@ -83,7 +83,7 @@ FIXTURES = {
     ),
     "mistral": Fixture(
         "Mistral",
-        "Mistral: a window of 12 over 40 tokens in every layer, `head_dim` × heads wider than the residual stream, weights in f16",
+        "Mistral: a window of 12 in every layer, heads wider than the residual stream",
         dict(
             hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
             head_dim=24, max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=12,
@@ -94,7 +94,7 @@ FIXTURES = {
     ),
     "qwen3_moe": Fixture(
         "Qwen3Moe",
-        "Qwen3-MoE: softmax routing, 2 of 8 experts, the middle one of three layers dense, in shards with an index",
+        "Qwen3-MoE: softmax routing, 2 of 8 experts, one dense layer, in shards with an index",
         dict(
             hidden_size=48, intermediate_size=72, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-6,
@@ -108,7 +108,7 @@ FIXTURES = {
     "deepseek_v3": Fixture(
         "DeepseekV3",
         "DeepSeek-V3: latent attention with a low-rank q, yarn with mscale, interleaved rotary pairs, sigmoid routing with a "
-        "bias for the choice alone, 2 of 4 groups, 3 of 8 experts, a shared expert, the first layer dense",
+        "bias, 2 of 4 groups, 3 of 8 experts, one shared, the first layer dense",
         dict(
             hidden_size=48, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
@@ -137,7 +137,7 @@ FIXTURES = {
     ),
     "deepseek_v3_full_q": Fixture(
         "DeepseekV3",
-        "the same family as Moonlight has it: `q_lora_rank` null, no rotary scaling, one group, two shared experts",
+        "the same as in Moonlight: `q_lora_rank` null, no rotary scaling, one group, two shared experts",
         dict(
             hidden_size=48, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=3,
             num_key_value_heads=3, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
@@ -365,52 +365,34 @@ def make(name, fixture, folder, scratch):
 
 README = """# Golden models
 
-Small random models, made with transformers {transformers} and torch {torch} by `make golden`.
-`scripts/golden/models.py` writes this page too. No value is at its neutral element: norm weights are
-uniform, biases are normal, and the logits of a position vary by several nats.
+Small random models, made with transformers {transformers} and torch {torch} by `make golden`, which
+writes this page too (`scripts/golden/models.py`). No value is at its neutral element. Each folder
+contains the output of `save_pretrained`, and:
 
-Each folder contains the output of `save_pretrained`, and:
+- `config.v4.json`: the same configuration in the spelling of transformers 4, with the fields that
+  real folders have.
+- `expected.safetensors`, with eager attention and eager experts: `ids` [{sequences}, {length}];
+  `logits_f32` [{sequences}, {length}, V] and `logprobs_f32` [{sequences}, {length}−1] of the next token, with the weights in f32;
+  `logits_bf16`; `greedy`, the {new} tokens after `prompt`, in f32; with routers `experts`
+  [layers, {sequences}, {length}, k] in ascending order, `expert_weights_f32` (the factors of the experts' outputs)
+  and `expert_layers`.
+- `config.NAME.json` and `expected.NAME.safetensors`: another configuration over the same weights,
+  for the first sequence, in f32.
 
-- `config.v4.json`: the same configuration in the spelling of transformers 4 (`rope_theta`,
-  `rope_scaling`, `torch_dtype`), with the fields that real folders have. The script checks that
-  transformers computes the same from it, to 1e-5.
-- `expected.safetensors`, computed with eager attention and eager experts:
-  - `ids` [{sequences}, {length}];
-  - `logits_f32` [{sequences}, {length}, V] and `logprobs_f32` [{sequences}, {length}−1] (of the next token), with the
-    weights in f32;
-  - `logits_bf16`, with the model in bf16 (weights of another dtype are rounded to it);
-  - `greedy`, the {new} tokens after `prompt`, in f32;
-  - with routers: `experts` [layers, {sequences}, {length}, k] in ascending order, `expert_weights_f32` (the factors of
-    the experts' outputs), and `expert_layers`, the layers with a router.
-- `config.NAME.json` and `expected.NAME.safetensors`: another configuration over the same weights, for
-  the first sequence, in f32 only.
+f32 and bf16 choose the same experts. Margins are in logits for Qwen3-MoE, biased scores for
+DeepSeek-V3, and nats for greedy tokens.
 
-For the `ids` of models with routers, f32 and bf16 choose the same experts. All choices of experts and
-greedy tokens have a margin. The last two columns show the smallest one, in logits for Qwen3-MoE, biased
-scores for DeepSeek-V3, and nats for greedy tokens.
-
-| folder | features | parameters | dtype | standard deviation of a position's logits | max \\|bf16 − f32\\| of the logits | smallest expert margin | smallest greedy margin |
+| folder | features | parameters | dtype | logits: standard deviation | max \\|bf16 − f32\\| | smallest expert margin | smallest greedy margin |
 |---|---|---|---|---|---|---|---|
 {rows}
 
-`qwen2/adapter/` and `qwen2/adapter_rslora/` (`scripts/golden/lora.py`): LoRA adapters as PEFT saves
-them, with B not zero. Their `expected.safetensors` holds `ids`, `logits_f32` and `logprobs_f32` of the
-model with the adapter merged by PEFT.
-
-`policy/text/tests/golden/chat/` (`scripts/golden/chat.py`): our own chat templates, which use the
-features of real ones; `cases.json` with the results of `apply_chat_template` (text or error, ids, and
-the mask of assistant tokens); and two tokenizers of common kinds, `byte_level.json` and
-`byte_fallback.json`.
-
-`defaults.json` (`scripts/golden/defaults.py`): the defaults of the configuration class of every
-supported `model_type`.
-
-`sampling.json` (`scripts/golden/sampling.py`): the results of the logits processors for temperature,
-top-k, top-p, min-p and the repetition penalty on random logits.
-
-`policy/artifact/tests/golden/quantised.json` (`scripts/golden/quant.py`): matrices with the fp8 codes of
-torch 2.11.0 and the int4 codes and scales of compressed-tensors 0.20.0, for each spec of quantized
-copies.
+| also | what | by `scripts/golden/` |
+|---|---|---|
+| `qwen2/adapter/`, `qwen2/adapter_rslora/` | LoRA adapters as PEFT saves them, and the merged model's results | `lora.py` |
+| `policy/text/tests/golden/chat/` | chat templates, results of `apply_chat_template`, two tokenizers | `chat.py` |
+| `defaults.json` | defaults of every supported `model_type` | `defaults.py` |
+| `sampling.json` | results of logits processors on random logits | `sampling.py` |
+| `policy/artifact/tests/golden/quantised.json` | fp8 codes of torch 2.11.0, int4 codes and scales of compressed-tensors 0.20.0 | `quant.py` |
 """
 
 
