@@ -44,7 +44,7 @@ YARN_V3 = dict(factor=40.0, original_max_position_embeddings=256, beta_fast=32.0
 FIXTURES = {
     "llama": Fixture(
         "Llama",
-        "Llama 3.x: `llama3` rotary scaling whose three bands are all met, untied head",
+        "Llama 3.x: `llama3` rotary scaling, untied head",
         dict(
             hidden_size=64, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False,
@@ -107,8 +107,7 @@ FIXTURES = {
     ),
     "deepseek_v3": Fixture(
         "DeepseekV3",
-        "DeepSeek-V3: latent attention with a low-rank q, yarn with mscale, interleaved rotary pairs, sigmoid routing with a "
-        "bias, 2 of 4 groups, 3 of 8 experts, one shared, the first layer dense",
+        "DeepSeek-V3: latent attention with a low-rank q, yarn with mscale, interleaved rotary, groups, a shared expert",
         dict(
             hidden_size=48, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=3, num_attention_heads=4,
             num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8,
@@ -366,11 +365,9 @@ def make(name, fixture, folder, scratch):
 README = """# Golden models
 
 Small random models, made with transformers {transformers} and torch {torch} by `make golden`, which
-writes this page too (`scripts/golden/models.py`). No value is at its neutral element. Each folder
-contains the output of `save_pretrained`, and:
+writes this page too. No value is at its neutral element. Each folder has `save_pretrained`'s files:
 
-- `config.v4.json`: the same configuration in the spelling of transformers 4, with the fields that
-  real folders have.
+- `config.v4.json`: the configuration in the spelling of transformers 4.
 - `expected.safetensors`, with eager attention and eager experts: `ids` [{sequences}, {length}];
   `logits_f32` [{sequences}, {length}, V] and `logprobs_f32` [{sequences}, {length}−1] of the next token, with the weights in f32;
   `logits_bf16`; `greedy`, the {new} tokens after `prompt`, in f32; with routers `experts`
@@ -388,7 +385,7 @@ DeepSeek-V3, and nats for greedy tokens.
 
 | also | what | by `scripts/golden/` |
 |---|---|---|
-| `qwen2/adapter/`, `qwen2/adapter_rslora/` | LoRA adapters as PEFT saves them, and the merged model's results | `lora.py` |
+| `qwen2/adapter/`, `qwen2/adapter_rslora/` | PEFT's LoRA adapters, and the merged model's results | `lora.py` |
 | `policy/text/tests/golden/chat/` | chat templates, results of `apply_chat_template`, two tokenizers | `chat.py` |
 | `defaults.json` | defaults of every supported `model_type` | `defaults.py` |
 | `sampling.json` | results of logits processors on random logits | `sampling.py` |
