@@ -25,7 +25,6 @@ mod offline;
 mod poison;
 mod preferences;
 mod provenance;
-mod realism;
 mod sampling;
 mod show_rate;
 mod theft;

@@ -171,14 +171,6 @@ async fn a_run_learns_from_sessions_that_a_harness_makes_while_it_computes() {
         oldest = oldest.max(staleness.keys().map(|steps| steps.parse().unwrap()).max().unwrap());
     }
     assert!(oldest <= 2, "{oldest}");
-    let realism = &done["result"]["realism"];
-    assert_eq!(
-        (&realism["step"], &realism["production"], &realism["alarm"]),
-        (&json!(4), &json!(0), &json!(false)),
-        "{realism}"
-    );
-    let why = realism["not_comparable"].as_str().unwrap();
-    assert!(why.contains("no closed trace of a user"), "{why}");
     let trained = world.ledger("trained").await;
     assert_eq!(trained, 4 * 2 * 2 * GROUP, "every turn of every rollout, once");
     let page = reqwest::get(run.replace("/v1/", "/")).await.unwrap();

@@ -180,8 +180,6 @@ pub struct Offline {
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.
     pub empty_draws_max: u32,
-    /// Whether rollouts can be told from what users get.
-    pub realism: Realism,
     /// Where graders in Python run.
     pub sandbox: grader::SandboxOptions,
     /// Bounds that a step must keep to be published.
@@ -197,46 +195,8 @@ impl Default for Offline {
             runs_max: 1,
             rollouts_max: 32,
             empty_draws_max: 20,
-            realism: Realism::default(),
             sandbox: grader::SandboxOptions::default(),
             guards: Limits::default(),
-        }
-    }
-}
-
-/// `[trainer.offline.realism]`: when a GRPO run compares its rollouts with production, and the alarm.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Realism {
-    /// A run compares after its first step, each time after this many, and at its end; default 10. 0:
-    /// never.
-    pub every_steps: u32,
-    /// The classifier is trained on half of the prompts and tested on the others. Each half needs this
-    /// many pairs of a user's trace and a rollout; 10 or more, default 20.
-    pub pairs_min: u32,
-    /// The alarm is on if the classifier tells which one is the rollout in a larger share of the pairs,
-    /// by the lower end of the share's 95% interval; 0.5 to 1, default 0.6. 1: never.
-    pub right_share_max: f64,
-}
-
-impl Default for Realism {
-    fn default() -> Self {
-        Realism {
-            every_steps: 10,
-            pairs_min: 20,
-            right_share_max: 0.6,
-        }
-    }
-}
-
-impl Realism {
-    fn check(&self) -> Result<(), String> {
-        if self.pairs_min < 10 {
-            return Err("pairs_min must be at least 10: fewer pairs say nothing".into());
-        }
-        match (0.5..=1.0).contains(&self.right_share_max) {
-            true => Ok(()),
-            false => Err("right_share_max must be from 0.5 to 1".into()),
         }
     }
 }
@@ -309,7 +269,6 @@ impl Options {
             ("trainer.realtime.guards", self.realtime.guards.check()),
             ("trainer.realtime.caps", self.realtime.caps.check()),
             ("trainer.offline.guards", self.offline.guards.check()),
-            ("trainer.offline.realism", self.offline.realism.check()),
             ("trainer.offline.sandbox", self.offline.sandbox.check()),
         ] {
             if let Err(why) = checked {
@@ -379,21 +338,6 @@ mod tests {
         let mut options = Options::default();
         options.offline.guards.difference_max = -1.0;
         assert!(error(&options).contains("trainer.offline.guards.difference_max"));
-    }
-
-    #[test]
-    fn a_comparison_with_production_that_says_nothing_is_refused() {
-        let mut options = Options::default();
-        options.offline.realism.pairs_min = 9;
-        assert!(error(&options).starts_with("trainer.offline.realism.pairs_min"));
-        options.offline.realism = Realism::default();
-        for bad in [0.4, 1.1, f64::NAN] {
-            options.offline.realism.right_share_max = bad;
-            assert!(
-                error(&options).starts_with("trainer.offline.realism.right_share_max"),
-                "{bad}"
-            );
-        }
     }
 
     #[test]

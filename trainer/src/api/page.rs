@@ -306,7 +306,7 @@ mod tests {
     fn the_page_of_a_run_shows_what_was_measured_and_escapes_what_people_wrote() {
         let rollouts = Progress::default();
         let mut done = run("<script>");
-        done.result = Some(json!({"realism": {"right_share": 0.51}}));
+        done.result = Some(json!({"reward": 0.51}));
         let page = page_of_one(&done, &curve(&[0.25, 0.5]), &rollouts);
         for shown in [
             "1 of 3",
@@ -315,7 +315,7 @@ mod tests {
             "95% interval",
             "stale",
             "&lt;script&gt;",
-            "right_share",
+            "0.51",
         ] {
             assert!(page.contains(shown), "{shown}: {page}");
         }

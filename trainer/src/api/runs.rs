@@ -36,7 +36,7 @@ pub(super) struct Run {
     /// The run of which it is the next occurrence.
     pub recurs_from: Option<Uuid>,
     /// What an evaluation measured, or an export wrote (without where the file lies); absent until
-    /// the run has succeeded. Of a GRPO run: how its rollouts compare with production (`realism`).
+    /// the run has succeeded.
     pub result: Option<serde_json::Value>,
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,

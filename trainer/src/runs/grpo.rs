@@ -8,14 +8,12 @@
 //! draws     which rollouts are offered, how they end, and which the next step is made of
 //! harness   makes rollouts beside the steps, unless a harness outside does (push: by an environment)
 //! groups    what is compared with what
-//! realism   whether rollouts can be told from what users get
 //! ```
 
 pub(crate) mod draws;
 mod groups;
 mod harness;
 mod push;
-mod realism;
 mod served;
 
 use crate::api::{self, create::line_of};
@@ -156,7 +154,6 @@ async fn train(
         match executor.step(inputs).await? {
             StepOutcome::Published => {
                 empty = Empty::default();
-                realism::watch(executor, config.steps).await;
             }
             StepOutcome::Paused => return Ok(()),
             StepOutcome::Refused => {}

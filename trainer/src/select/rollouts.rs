@@ -114,7 +114,7 @@ pub(crate) fn staleness(version: i64, versions: &[i64]) -> usize {
 }
 
 /// The id of an hour before this one (UUIDv7): the clocks of hosts differ.
-pub(crate) fn an_hour_before(id: Uuid) -> Uuid {
+fn an_hour_before(id: Uuid) -> Uuid {
     let mut milliseconds = [0; 8];
     milliseconds[2..].copy_from_slice(&id.as_bytes()[..6]);
     let earlier = u64::from_be_bytes(milliseconds).saturating_sub(3_600_000);
