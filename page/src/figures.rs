@@ -1,6 +1,6 @@
 //! What answers are like, beside what they earn: how many are shown, accepted, edited, unanswered or unscored,
 //! how long they are, how much they repeat themselves. The trainer watches the same figures of the learning
-//! arm; migrations/20261206000001_monitor.sql has their definitions.
+//! arm; the function `answer_figures` defines them.
 
 use serde::Serialize;
 use sqlx::PgConnection;

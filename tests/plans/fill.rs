@@ -12,10 +12,6 @@ const HISTORY: &[&str] = &[
     "create function nth(n bigint) returns uuid language sql immutable as
      $$ select (left(first_generation_id(at(n))::text, 14) || '7' || substr(md5(n::text), 1, 3) || '-8' || substr(md5(n::text), 4, 3)
                 || '-' || substr(md5(n::text), 7, 12))::uuid $$",
-    // As after a year: every week has a partition, and none is left of the time before the partitions.
-    "do $do$ begin
-         execute (select format('drop table %I', relname) from pg_class where relname like 'trajectory_before_%' and relkind = 'r');
-     end $do$",
     "select create_generation_partition('generation_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),
                                         first_generation_id(monday + interval '7 days')),
             create_trajectory_partition('trajectory_' || to_char(monday, 'IYYY\"w\"IW'), first_generation_id(monday),

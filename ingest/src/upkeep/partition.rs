@@ -112,11 +112,7 @@ impl Week {
 
     /// From which id on a partition of trajectories has none, by its name.
     pub(crate) fn end_of_trajectories(name: &str) -> Option<Uuid> {
-        let name = name.strip_prefix("trajectory_")?;
-        match name.strip_prefix("before_") {
-            Some(week) => Some(Self::parse(week)?.first_id()),
-            None => Some(Self::parse(name)?.next().first_id()),
-        }
+        Some(Self::parse(name.strip_prefix("trajectory_")?)?.next().first_id())
     }
 
     fn parse(iso: &str) -> Option<Self> {
@@ -197,11 +193,7 @@ mod tests {
             Week::end_of_trajectories("trajectory_2026w47"),
             Some(week.next().first_id())
         );
-        assert_eq!(
-            Week::end_of_trajectories("trajectory_before_2026w47"),
-            Some(week.first_id())
-        );
-        for other in ["trajectory_default", "trajectory_before_", "generation_2026w47"] {
+        for other in ["trajectory_default", "generation_2026w47"] {
             assert_eq!(Week::end_of_trajectories(other), None, "{other}");
         }
     }

@@ -1,106 +1,52 @@
--- Expiry in small steps, so that it works beside long readers and on 10⁹ generations. Written by the crate `ingest` alone.
+-- Weeks of generations and trajectories: creating them, and deleting them when they are old.
+-- Written by the crate `ingest`; the trainer deletes its dispositions itself.
 --
--- A week goes in this order. New generations of the week are refused. Its generations are counted, in slices. One short
--- transaction stores the counts, raises the horizon and drops the partition. Then everything below the horizon is deleted:
--- partitions of `trajectory` by drop, rows of other tables in batches of their own transactions.
+-- A week goes in this order. New generations of the week are refused. Its generations are counted,
+-- in slices. One short transaction stores the counts, raises the horizon and drops the partition.
+-- Then everything below the horizon is deleted: partitions of `trajectory` by drop, rows of other
+-- tables in batches of their own transactions. So it works beside long readers and on 10⁹
+-- generations.
 --
--- `feedback`, `retraction`, `episode_end` and `event_key` are not partitioned by time. Their keys must be unique over all
--- time, and readers look them up by target, so every lookup would search every week.
+-- `feedback`, `retraction`, `episode_end` and `event_key` are not partitioned by time. Their keys
+-- must be unique over all time, and readers look them up by target, so every lookup would search
+-- every week.
 
--- How a generation's facts make its disposition: what training decided (`kind`) wins over what the horizon decided.
-create function disposition_of(kind text, closed boolean, censor_code text) returns text
-language sql immutable parallel safe as $$
-    select case
-        when kind is not null then kind
-        when not closed then 'open'
-        when censor_code is not null then 'censored'
-        else 'queued'
-    end
-$$;
+-- Generations whose rows are gone, by what had become of them. With these the ledger adds up over
+-- all time.
+create table expired_generation (
+    until_id     uuid not null,  -- every id below it is gone; of the partition that went
+    tenant_id    text not null,
+    policy       text not null,
+    purpose      text not null,
+    arm          text not null,
+    day          date not null,  -- UTC, on which they were sampled
+    disposition  text not null,  -- as in `ledger`
+    code         text not null,  -- empty: none
+    generations  bigint not null,
+    expired_at   timestamptz not null default now(),
+    constraint expired_generation_pkey primary key (until_id, tenant_id, policy, purpose, arm, day, disposition, code)
+);
 
--- Trajectories get the partitions of generations. The existing rows stay in their table, which becomes the partition of
--- everything before a Monday that is at least a day away. This reads the table once and rewrites nothing.
-do $$
-declare
-    monday timestamptz := (date_trunc('week', (now() + interval '1 day') at time zone 'utc') + interval '7 days') at time zone 'utc';
-    bound uuid := first_generation_id(monday);
-    older text := 'trajectory_before_' || to_char(monday at time zone 'utc', 'IYYY"w"IW');
-begin
-    drop trigger trajectory_notify on trajectory;
-    execute format('alter table trajectory rename to %I', older);
-    execute format('alter table %I rename constraint trajectory_pkey to %I', older, older || '_pkey');
-    execute format('create table trajectory (like %I including defaults including constraints) partition by range (generation_id)',
-                   older);
-    alter table trajectory add constraint trajectory_pkey primary key (generation_id);
-    create table trajectory_default partition of trajectory default;
-    -- Ids from the future, of a producer whose clock was ahead.
-    execute format('with moved as (delete from %I where generation_id >= %L returning *) insert into trajectory select * from moved',
-                   older, bound);
-    execute format('alter table trajectory attach partition %I for values from (minvalue) to (%L)', older, bound);
-end
-$$;
-create trigger trajectory_notify after insert on trajectory
-    for each statement execute function notify_of_change();      -- the realtime run waits for these
-
-create or replace view ledger as
-    select g.id as generation_id,
-           g.tenant_id,
-           g.policy,
-           g.purpose,
-           g.arm,
-           g.version,
-           g.sampled_at,
-           disposition_of(d.kind, t.generation_id is not null, t.censor_code) as disposition,
-           coalesce(d.code, t.censor_code) as code,
-           d.run_id,
-           d.step,
-           t.reward
-    from generation g
-    left join trajectory t on t.generation_id = g.id
-    left join disposition d on d.generation_id = g.id;
-
--- A partition needs a lock on the whole table. Behind a long reader it gives up, because everybody else would wait behind it.
-create or replace function create_generation_partition(name text, from_id uuid, until_id uuid) returns void
-language plpgsql as $$
-begin
-    if to_regclass(quote_ident(name)) is not null then
-        return;
-    end if;
-    perform set_config('lock_timeout', '2s', true);
-    perform pg_advisory_xact_lock(hashtext('create_generation_partition'));
-    execute format('create table if not exists %I partition of generation for values from (%L) to (%L)', name, from_id, until_id);
-end
-$$;
-
--- Like create_generation_partition, for trajectories.
-create function create_trajectory_partition(name text, from_id uuid, until_id uuid) returns void
-language plpgsql as $$
-begin
-    if to_regclass(quote_ident(name)) is not null then
-        return;
-    end if;
-    perform set_config('lock_timeout', '2s', true);
-    perform pg_advisory_xact_lock(hashtext('create_generation_partition'));
-    execute format('create table if not exists %I partition of trajectory for values from (%L) to (%L)', name, from_id, until_id);
-exception
-    -- The week overlaps the partition of everything before.
-    when invalid_object_definition then null;
-end
-$$;
-
--- Everything below `until_id` that `clean` covers has been deleted; null: nothing yet.
-alter table generation_horizon add column cleaned_id uuid;
+-- From which id on generations are kept. No row before the first week has gone, then one; it rises.
+create table generation_horizon (
+    one         boolean primary key default true,
+    until_id    uuid not null,
+    cleaned_id  uuid,           -- other tables are cleaned below this id; null: not yet
+    constraint generation_horizon_one check (one)
+);
 
 -- The week that is about to go. At most one row.
 create table generation_expiry (
     one         boolean primary key default true,
-    until_id    uuid not null,                          -- generations below are refused
+    until_id    uuid not null,  -- generations below are refused
     begun_at    timestamptz not null default clock_timestamp(),
-    counted_id  uuid not null default '00000000-0000-0000-0000-000000000000',   -- `expiring_generation` counts up to here
+    -- `expiring_generation` counts up to here.
+    counted_id  uuid not null default '00000000-0000-0000-0000-000000000000',
     constraint generation_expiry_one check (one)
 );
 
--- The counts of that week so far. They become rows of `expired_generation` in the transaction that drops the week.
+-- The counts of that week so far. They become rows of `expired_generation` in the transaction that
+-- drops the week.
 create table expiring_generation (
     tenant_id    text not null,
     policy       text not null,
@@ -113,13 +59,54 @@ create table expiring_generation (
     constraint expiring_generation_pkey primary key (tenant_id, policy, purpose, arm, day, disposition, code)
 );
 
--- Refuses new generations below `until` from now on: those of this partition, and those without a partition. Nothing then
--- opens in a week that is about to go.
+-- These functions run with the owner's rights, so they change no table but weeks of `parent`.
+create function check_partition_name(partition_name text, parent text) returns void
+language plpgsql immutable as $$
+begin
+    if partition_name !~ ('^' || parent || '_[0-9]{4}w[0-9]{2}$') then
+        raise exception '% is no week of %', partition_name, parent using errcode = 'insufficient_privilege';
+    end if;
+end
+$$;
+
+-- Creates the partition for the ids in [from_id, until_id). Asking again is harmless. It fails if
+-- the default partition has rows of that range; they stay there. It needs a lock on the whole
+-- table: behind a long reader it gives up, because everybody else would wait behind it.
+create function create_generation_partition(name text, from_id uuid, until_id uuid) returns void
+language plpgsql as $$
+begin
+    if to_regclass(quote_ident(name)) is not null then
+        return;
+    end if;
+    perform check_partition_name(name, 'generation');
+    perform set_config('lock_timeout', '2s', true);
+    perform pg_advisory_xact_lock(hashtext('create_generation_partition'));
+    execute format('create table if not exists %I partition of generation for values from (%L) to (%L)', name, from_id, until_id);
+end
+$$;
+
+-- The same for trajectories.
+create function create_trajectory_partition(name text, from_id uuid, until_id uuid) returns void
+language plpgsql as $$
+begin
+    if to_regclass(quote_ident(name)) is not null then
+        return;
+    end if;
+    perform check_partition_name(name, 'trajectory');
+    perform set_config('lock_timeout', '2s', true);
+    perform pg_advisory_xact_lock(hashtext('create_generation_partition'));
+    execute format('create table if not exists %I partition of trajectory for values from (%L) to (%L)', name, from_id, until_id);
+end
+$$;
+
+-- Refuses new generations below `until` from now on: those of this partition, and those without a
+-- partition. Nothing then opens in a week that is about to go.
 create function refuse_generations(partition_name text, until uuid) returns void
 language plpgsql as $$
 declare
     leaf text;
 begin
+    perform check_partition_name(partition_name, 'generation');
     foreach leaf in array array[partition_name, 'generation_default'] loop
         continue when to_regclass(quote_ident(leaf)) is null;
         continue when exists (select from pg_constraint
@@ -142,6 +129,7 @@ language plpgsql as $$
 declare
     kept uuid := (select h.until_id from generation_horizon h);
 begin
+    perform check_partition_name(partition_name, 'generation');
     if to_regclass(quote_ident(partition_name)) is not null then
         execute format('alter table %I drop constraint if exists generation_refused', partition_name);
     end if;
@@ -154,26 +142,15 @@ begin
 end
 $$;
 
--- A horizon that exists already also refuses from now on.
-do $$
-declare
-    kept uuid := (select h.until_id from generation_horizon h);
-begin
-    if kept is not null then
-        execute format('alter table generation_default add constraint generation_refused check (id >= %L) not valid', kept);
-    end if;
-end
-$$;
-
--- Children of a generation: those that need its context.
-create index generation_by_parent on generation (parent_id) where prompt_prefix_len > 0;
-
--- What keeps generations below `until`: 'open' (their horizon has not passed), 'queued' (a run that has not ended may train on
--- them) or 'parent' (a later turn that is open or queued shares their context, directly or through other turns). Null: nothing.
--- What a rollout says of its run must be so: the run has a rollout of this id. Otherwise anybody could keep every week.
--- Only looks at generations from the horizon to `until`, and at turns that continue them in a later week. Turns that were
--- stored after the week began to be refused do not count; otherwise a client could keep it for ever.
-create or replace function generations_needed(until uuid) returns text
+-- What keeps generations below `until`: 'open' (their horizon has not passed), 'queued' (a run that
+-- has not ended may train on them) or 'parent' (a later turn that is open or queued shares their
+-- context, directly or through other turns). Null: nothing.
+--
+-- A rollout keeps its week only if its run has a rollout of this id. Otherwise anybody could keep
+-- every week. It looks only at generations from the horizon to `until`, and at turns that continue
+-- them in a later week. Turns that were stored after the week began to be refused do not count;
+-- otherwise a client could keep it for ever.
+create function generations_needed(until uuid) returns text
 language plpgsql stable as $$
 declare
     kept uuid := coalesce((select h.until_id from generation_horizon h), '00000000-0000-0000-0000-000000000000');
@@ -238,6 +215,7 @@ language plpgsql as $$
 declare
     gone bigint;
 begin
+    perform check_partition_name(partition_name, 'generation');
     with counted as (
         delete from expiring_generation returning tenant_id, policy, purpose, arm, day, disposition, code, generations
     ),
@@ -261,22 +239,7 @@ $$;
 create function drop_trajectories(partition_name text) returns void
 language plpgsql as $$
 begin
+    perform check_partition_name(partition_name, 'trajectory');
     execute format('drop table if exists %I', partition_name);
 end
 $$;
-
-drop function expire_generations(text, uuid, timestamptz);
-
--- Deletion by age walks along these. Events of one transaction share their time, so the indexes are small. (BRIN indexes
--- ended up selecting everything, once new rows had filled the space of deleted ones.)
-drop index event_key_by_received_at;
-create index event_key_by_received_at on event_key (received_at);
-drop index episode_end_by_stored_at;
-create index episode_end_by_stored_at on episode_end (stored_at);
-create index retraction_by_stored_at on retraction (stored_at);
-
--- The first signals of a metric about a target, without reading its other feedback.
-create index feedback_by_generation_metric on feedback (generation_id, tenant_id, metric_name, given_at, id) where generation_id is not null;
-create index feedback_by_episode_metric on feedback (episode_id, tenant_id, metric_name, given_at, id) where episode_id is not null;
-drop index feedback_by_generation;
-drop index feedback_by_episode;
