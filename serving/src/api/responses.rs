@@ -125,7 +125,7 @@ impl Document {
             false => "completed",
         };
         self.incomplete_details = is_cut.then(|| json!({"reason": "max_output_tokens"}));
-        let events = output.close(self.status);
+        let events = output.end(self.status);
         self.output = output.into_items();
         let output_tokens = finished.tokens.len();
         self.usage = Some(Usage {

@@ -100,8 +100,19 @@ impl Output {
         ]
     }
 
-    /// Ends the item that grows. `status`: `completed` or `incomplete`.
-    pub fn close(&mut self, status: &str) -> Vec<Event> {
+    /// Ends the output. `status`: `completed` or `incomplete`. An empty answer is a message without text, because clients
+    /// read the first item.
+    pub fn end(&mut self, status: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.items.is_empty() && self.open.is_none() {
+            events.extend(self.open(Kind::Message));
+        }
+        events.extend(self.close(status));
+        events
+    }
+
+    /// Ends the item that grows.
+    fn close(&mut self, status: &str) -> Vec<Event> {
         let Some(Open { kind, id, text }) = self.open.take() else {
             return Vec::new();
         };

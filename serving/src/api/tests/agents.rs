@@ -416,6 +416,22 @@ async fn a_response_has_items_and_the_events_of_the_specification() {
 }
 
 #[tokio::test]
+async fn an_empty_response_is_a_message_without_text() {
+    let server = server_saying("", HERMES).await;
+    let answer = server.ask("/v1/responses", responses_body()).await;
+    assert_eq!(answer["output"][0]["type"], "message");
+    assert_eq!(answer["output"][0]["content"][0]["text"], "");
+    let events = server.stream("/v1/responses", responses_body()).await;
+    let kinds = types(&events);
+    assert!(kinds.contains(&"response.output_item.added"), "{kinds:?}");
+    assert!(!kinds.contains(&"response.output_text.delta"), "{kinds:?}");
+    assert_eq!(
+        events.last().unwrap()["response"]["output"][0]["content"][0]["text"],
+        ""
+    );
+}
+
+#[tokio::test]
 async fn a_response_that_is_cut_is_incomplete_and_reasoning_is_an_item() {
     let server = server_saying("<think>\nHm.\n</think>\n\nYes, it is.", HERMES).await;
     let mut body = responses_body();
