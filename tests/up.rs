@@ -349,11 +349,14 @@ async fn a_short_demo_writes_its_report_and_stops_the_stack() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_binary_without_libtorch_accepts_events() {
+async fn the_binary_without_libtorch_accepts_events_and_has_the_gateway() {
     let binary = Path::new(SPRINGTIDE).with_file_name("../torch-free/springtide");
     assert!(binary.exists(), "run `make torch-free` first: {}", binary.display());
     let libraries = Command::new("ldd").arg(&binary).output().unwrap();
     assert!(!text(&libraries).contains("torch"), "{}", text(&libraries));
+
+    let help = Command::new(&binary).args(["serve", "--help"]).output().unwrap();
+    assert!(help.status.success(), "{}", text(&help));
 
     let stack = Stack::start("torch_free").await;
     let [port] = free_ports().unwrap();

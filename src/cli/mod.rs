@@ -21,7 +21,6 @@ mod release;
 mod reward;
 mod run;
 mod sampler;
-#[cfg(feature = "torch")]
 mod serve;
 mod stack;
 mod tenant;
@@ -71,7 +70,6 @@ enum Command {
     /// Example: springtide --config demo/completion.toml up --demo --once -- --minutes 5
     Up(up::Args),
     /// Role: answer completion requests and follow new versions.
-    #[cfg(feature = "torch")]
     Serve(serve::Args),
     /// Role: store events and close trajectories.
     ///
@@ -257,7 +255,6 @@ impl Command {
 
     fn process(&self) -> Process {
         match self {
-            #[cfg(feature = "torch")]
             Self::Serve(_) => Process::Role("serve"),
             Self::Ingest(args) if args.spool.is_some() => Process::Role("collector"),
             Self::Ingest(_) => Process::Role("ingest"),
@@ -277,7 +274,6 @@ impl Command {
             // These end with the exit code of a process that they started.
             Self::Up(args) => return args.run(app).await,
             Self::Stack(command) => return command.run(app).await,
-            #[cfg(feature = "torch")]
             Self::Serve(args) => args.run(app).await?,
             Self::Ingest(args) => args.run(app).await?,
             Self::Relay(args) => args.run(app).await?,

@@ -32,8 +32,8 @@ impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<ExitCode> {
         ensure!(
             cfg!(feature = "torch"),
-            "this program was built without libtorch and can neither serve nor train: \
-             run `springtide ingest` or `springtide control`"
+            "this program was built without libtorch and cannot train: start its roles one by one, \
+             `springtide serve` for example"
         );
         ensure!(
             !self.demo || cfg!(feature = "demo"),
