@@ -75,7 +75,7 @@ pub struct Policy {
     /// than `default` needs `auth.required`. Default: `default`.
     pub tenant: String,
     /// Hugging Face folder that becomes the first version of a new policy. Default:
-    /// `models/demo-base`.
+    /// `demo/models/base`.
     pub base: PathBuf,
     /// Precision of matrix products in every role: `f32` or `bf16`. Default: `f32`.
     pub compute: model::exact::Compute,
@@ -345,7 +345,7 @@ impl Default for Policy {
         Self {
             name: "demo".to_owned(),
             tenant: edge::auth::OPEN_TENANT.to_owned(),
-            base: "models/demo-base".into(),
+            base: "demo/models/base".into(),
             compute: model::exact::Compute::F32,
             quantized: vec![],
             store: None,

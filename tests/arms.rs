@@ -1,5 +1,5 @@
 //! The arms of the experiment: changed by the API while users are served, drawn anew by a salt, and
-//! kept when the configuration changes. `make bench-arms` serves more users and prints the figures.
+//! kept when the configuration changes. `make bench NAME=arms` serves more users and prints the figures.
 
 use crate::ingest::Service;
 use crate::serving::{Publisher, Role, control, releases, releases_with, serve, wait_for};

@@ -5,7 +5,7 @@
 //! times, whatever the answers. Each attack of [`Attack`] runs beside them for a while, in a thread
 //! of its own that holds no honest key. Times are reported and not asserted.
 //!
-//! `make bench-attacks` prints the table and writes target/bench/attacks.json. `make test` runs a
+//! `make bench NAME=attacks` prints the table and writes target/bench/attacks.json. `make test` runs a
 //! small size.
 
 mod attacker;

@@ -3,9 +3,9 @@
 //! so that tasks cross the links; then the same with the harnesses in the center, so that every token
 //! does. Needs root for namespaces and TUN devices.
 //!
-//! `make bench-clusters` runs it longer: `SPRINGTIDE_CLUSTERS_STEPS`. The figures are also in
+//! `make bench NAME=clusters` runs it longer: `SPRINGTIDE_CLUSTERS_STEPS`. The figures are also in
 //! `target/chaos/clusters.json`. Replicas read weights from the store's folder, which is on this
-//! machine: `make bench-link` measures how those cross a link.
+//! machine: `make bench NAME=link` measures how those cross a link.
 
 use std::ffi::OsString;
 use std::fs;

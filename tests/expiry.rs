@@ -1,5 +1,5 @@
 //! Retention on many rows: old weeks are dropped beside a reader that holds their tables, and beside
-//! honest traffic. `make bench-expiry` fills 10⁷ generations, a plain test run 10⁵.
+//! honest traffic. `make bench NAME=expiry` fills 10⁷ generations, a plain test run 10⁵.
 
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 //! Random stories (an episode, feedback about it, retractions, its end) are sent twice: once in
 //! order, and once shuffled with all other stories and with repetitions. Both copies must end with
 //! the same rows. [`crate::session_order`] does the same with sessions, whose trajectory is the
-//! episode. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make property-order`).
+//! episode. `SPRINGTIDE_ORDER_STORIES=100000` runs more stories (`make fuzz NAME=order`).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

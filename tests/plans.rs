@@ -1,7 +1,7 @@
 //! Query plans of a running service on large tables: no query scans a large table, and none reads
 //! too many pages. Over 500 lines, because it names every query.
 //!
-//! `make plans` fills the tables with 10⁷ rows, a plain test run with 10⁵.
+//! `make check NAME=plans` fills the tables with 10⁷ rows, a plain test run with 10⁵.
 //! SPRINGTIDE_PLANS_DATABASE, the URL of a database that an earlier run has filled, skips filling.
 
 mod fill;

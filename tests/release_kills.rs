@@ -2,7 +2,7 @@
 //! Each canary ends as its evidence says, each decision is made once, and the audit explains every move.
 //!
 //! A loop is killed by dropping its task, with its connections: whatever it has not committed is gone, as
-//! if its process had died. `make chaos-release` runs it longer: `SPRINGTIDE_RELEASE_KILLS`, `_SEED`. The
+//! if its process had died. `make chaos NAME=release` runs it longer: `SPRINGTIDE_RELEASE_KILLS`, `_SEED`. The
 //! figures are also in `target/chaos/release.json`.
 
 use crate::release_canary::World;

@@ -2,7 +2,7 @@
 //! replicas as processes of the real binary, with keys required. Shows how long the thief is still
 //! accepted, whether both replicas serve the same version afterwards, and whether releases go on.
 //!
-//! `make bench-revoke` prints the table and writes it to target/bench/revoke.json.
+//! `make bench NAME=revoke` prints the table and writes it to target/bench/revoke.json.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 //! trainer, control and ingest are killed at random. Every run ends with all of its steps, no rewarded
 //! rollout is lost, and nothing is trained on twice.
 //!
-//! `make chaos-rollouts` runs it longer: `SPRINGTIDE_ROLLOUT_KILLS`, `_SEED`. The figures are also in
+//! `make chaos NAME=rollouts` runs it longer: `SPRINGTIDE_ROLLOUT_KILLS`, `_SEED`. The figures are also in
 //! `target/chaos/rollouts.json`.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! `springtide demo --surface session` at a small size, with the configuration that `make
-//! bench-session` uses: sessions flow from the users to the trainer as whole trajectories.
+//! bench NAME=session` uses: sessions flow from the users to the trainer as whole trajectories.
 
 use std::fs;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 //! Random sessions ([`crate::session_stories`]) are sent twice: once in the order of time, and once
 //! shuffled with all others and with repetitions. Of some, a part comes after they have closed, which
 //! changes nothing. [`crate::session_cases`] counts what they contain, and each case must occur.
-//! `SPRINGTIDE_ORDER_STORIES=100000` runs more (`make property-order`).
+//! `SPRINGTIDE_ORDER_STORIES=100000` runs more (`make fuzz NAME=order`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

@@ -28,7 +28,7 @@ pub struct Fleet {
 
 impl Fleet {
     pub fn start(stack: &Stack) -> Self {
-        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/models/base");
         Self::start_with(stack, &base, "")
     }
 

@@ -1,6 +1,6 @@
 //! From a training step's weights to the last follower that serves them: publisher, release loop,
 //! log, and the followers of two clusters with their engines, while a caller streams tokens. Small
-//! here; `make bench-sync` runs it at full size and prints where the time went
+//! here; `make bench NAME=sync` runs it at full size and prints where the time went
 //! (`SPRINGTIDE_SYNC_MIB` of weights, `_FOLLOWERS`, `_STEPS`, `_THREADS`, `_JSON`).
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! A replica that is killed at any moment of a sync serves one complete version or another. While
 //! versions are published, `springtide serve` is killed and restarted, and every answer is compared
-//! with the version that it names. `make chaos-delta` runs it longer (`SPRINGTIDE_SYNC_KILLS`).
+//! with the version that it names. `make chaos NAME=delta` runs it longer (`SPRINGTIDE_SYNC_KILLS`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -50,7 +50,7 @@
 //! stays about the same, or if all users have equally many. If the users who came first have more
 //! than their share, estimates are correlated more strongly. Then one side is crossed less often
 //! (Slepian's inequality). If a few new users come to dominate, the guarantee is lost, and
-//! [`Bounds::information`] falls from one look to the next. `bench/evidence.md` has measured rates.
+//! [`Bounds::information`] falls from one look to the next. `docs/measurements/evidence.md` has measured rates.
 
 use std::collections::BTreeMap;
 

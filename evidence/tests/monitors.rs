@@ -1,4 +1,4 @@
-//! The simulations of `make bench-monitors`, small.
+//! The simulations of `make bench NAME=monitors`, small.
 
 #[path = "../benches/monitors/hacks.rs"]
 mod hacks;

@@ -1,5 +1,5 @@
 """Whether runs improve the agent model: base, supervised bound, and the curves of Springtide's GRPO and
-of TRL's on held-out tasks. `make bench-environments` runs it beside a stack.
+of TRL's on held-out tasks. `make bench NAME=environments` runs it beside a stack.
 
 Both trainers get the same base, tasks, number of rollouts, learning rate and temperature. Every
 checkpoint is measured by the same program, without a server. A point of a curve is the mean over
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=USUAL, metavar="NAME")
     parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
-    parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make agent-base`")
+    parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make model NAME=agent`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="for checkpoints")
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)

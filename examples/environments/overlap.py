@@ -1,5 +1,5 @@
 """What a run gains when rollouts and steps overlap: `staleness_max` 0 against 4, in one environment.
-`make bench-overlap` runs it beside a stack.
+`make bench NAME=overlap` runs it beside a stack.
 
 Both kinds get the same base, tasks and settings, and take turns. Reported for each: seconds per step,
 rollouts and seconds until the mean reward of some steps in a row reaches the target, and how many
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", default="functions", choices=list(ALL))
     parser.add_argument("--springtide", type=pathlib.Path, required=True, help="the program")
-    parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make agent-base`")
+    parser.add_argument("--base", type=pathlib.Path, required=True, help="folder of `make model NAME=agent`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="for the runs' ends")
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)

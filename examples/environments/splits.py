@@ -1,6 +1,6 @@
 """Which tasks a model may learn from. A task belongs to one split for ever, by a hash of its prompt.
 
-    base      the transcripts that `make agent-base` trains on
+    base      the transcripts that `make model NAME=agent` trains on
     train     the tasks of a run, and of the supervised bound
     held_out  what success is measured on
 """

@@ -1,5 +1,5 @@
 """How old the versions were that sampled what a run trained on, over many rollouts: none is more than
-`staleness_max` steps behind. `make bench-staleness` runs it beside a stack.
+`staleness_max` steps behind. `make bench NAME=staleness` runs it beside a stack.
 
 The model is random (base/tiny.py), so answers are long. The tasks are prompts whose completions a
 string check grades, in groups of 128, so that rollouts and steps overlap as much as they may. A

@@ -1,4 +1,4 @@
-//! Runs the fuzz targets of `ingest` under libFuzzer (`make fuzz-ingest`).
+//! Runs the fuzz targets of `ingest` under libFuzzer (`make fuzz NAME=ingest`).
 #![no_main]
 #![expect(
     clippy::unwrap_used,

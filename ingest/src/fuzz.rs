@@ -2,7 +2,7 @@
 //!
 //! For any input, a decoder or endpoint must not panic and must use bounded memory and time. An
 //! accepted input must be equal after it is written and read again. The tests run each target
-//! briefly with random inputs. `make fuzz-ingest` runs them under libFuzzer (`fuzz/main.rs`).
+//! briefly with random inputs. `make fuzz NAME=ingest` runs them under libFuzzer (`fuzz/main.rs`).
 //! Compiled only in tests or with the feature `fuzz`.
 
 #![expect(

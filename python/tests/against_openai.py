@@ -1,4 +1,4 @@
-"""`Conversation` over OpenAI's SDK, against a server that answers what a test says. `make environments`
+"""`Conversation` over OpenAI's SDK, against a server that answers what a test says. `make check NAME=environments`
 runs it where the SDK is installed."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Environments of `verifiers` on a run's leases: the real package, and a server that plays control and
-model. `make environments` installs the package and runs this."""
+model. `make check NAME=environments` installs the package and runs this."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO_BASE = Path(__file__).resolve().parents[2] / "models/demo-base"
+DEMO_BASE = Path(__file__).resolve().parents[2] / "demo/models/base"
 
 
 @pytest.fixture(scope="session")

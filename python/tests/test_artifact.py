@@ -13,7 +13,7 @@ import pytest
 
 from springtide import ArtifactError, Checkpoint, Patch
 
-# Computed from models/demo-base by a program of its own, as docs/FORMAT.md says.
+# Computed from demo/models/base by a program of its own, as docs/FORMAT.md says.
 DEMO_BASE_ROOT = "ff1ed64868a21fcf60fdcaece55dc27426b83b925ea43c4ca94b0f0608361730"
 
 

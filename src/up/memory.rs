@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn a_stack_that_does_not_fit_names_every_role_that_is_too_large() {
         let mut config = Config::default();
-        config.policy.base = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-base");
+        config.policy.base = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/models/base");
         ask(&config, &Limit::setting("the machine's memory", 24 << 30)).unwrap();
         let why = ask(&config, &Limit::setting("the machine's memory", 10 << 20))
             .unwrap_err()

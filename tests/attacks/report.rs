@@ -115,7 +115,7 @@ impl Line {
     }
 }
 
-/// The table of `bench/attacks.md`.
+/// The table of `docs/measurements/attacks.md`.
 pub fn print(lines: &[Line]) {
     println!(
         "\n| attack | batches, ms: p50, p99, max | completions, ms: p50, p99, max | closings, s: p50, p99, max | honest \

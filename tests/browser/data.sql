@@ -110,7 +110,7 @@ from (select g.id, g.version, case when g.arm <> 'learner' then 'held_out' when 
 insert into trajectory_use (generation_id, run_id, step, purpose)
 select generation_id, run_id, step, 'trained' from disposition where kind = 'trained' and run_id = '01990000-0000-7000-8000-0000000000aa';
 
--- The newest answers of version 1: two to one prompt, in tokens of models/demo-base.
+-- The newest answers of version 1: two to one prompt, in tokens of demo/models/base.
 insert into generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, surface,
                         episode_id, user_key, arm, arm_probability, prompt_ids, token_ids, logprobs, temperature, top_p, finish_reason,
                         declined, finished_at, sampled_at, proven)

@@ -2,7 +2,7 @@
 //! load. A client records what it sent and which answers it got, a driver kills processes, and
 //! finally the tables are compared with the record.
 //!
-//! `make chaos-ingest` runs it longer: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events per
+//! `make chaos NAME=ingest` runs it longer: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events per
 //! second), `_SEED`, `_SWAPS` (recreated clusters). The figures are also in
 //! `target/chaos/ingest.json`.
 

@@ -4,7 +4,7 @@
     contract.py check KIND URL FOLDER FILE    sends the requests and compares the forms of the answers with FILE
 
 KIND is vllm or sglang. Run it with a Python that has the wheel of python/. The server must hold the
-model in FOLDER, models/demo-base, and run as scripts/vllm-server.sh or scripts/sglang-server.sh does.
+model in FOLDER, demo/models/base, and run as tools/vllm-server.sh or tools/sglang-server.sh does.
 SGLang must be freshly started: it refuses a patch before a folder. `make test` replays FILE to our
 clients. The server is left with the weights of FOLDER.
 """
@@ -23,7 +23,7 @@ TRIES = 10
 COPY = "/dev/shm/springtide/contract.folder"
 # From the folder's weights to the same ones.
 PATCH = "/dev/shm/springtide/contract.safetensors"
-# Content hash of models/demo-base.
+# Content hash of demo/models/base.
 ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
 PROMPT = [5, 6, 7, 8]
 UNKNOWN = [5, 6, 7, 1_000_000]

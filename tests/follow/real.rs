@@ -1,6 +1,6 @@
 //! A real vLLM on a Unix socket behind `springtide follow`: versions change under load, and the
 //! follower is killed meanwhile. Our exact model scores every token with the weights that the answer
-//! names. Run by `make test-engines`; `SPRINGTIDE_VLLM` names the command of vLLM.
+//! names. Run by `make check NAME=engines`; `SPRINGTIDE_VLLM` names the command of vLLM.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `make bench-mismatch`: what a policy learns when an engine with other arithmetic samples for it,
+//! `make bench NAME=mismatch`: what a policy learns when an engine with other arithmetic samples for it,
 //! with and without corrections.
 //!
 //! Each run starts from the same base. In every step the engine gets the newest version and answers

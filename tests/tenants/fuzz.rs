@@ -2,7 +2,7 @@
 //! Everything that a tenant logs, trains, releases or reports holds a text of its own, the canary. No
 //! answer to the other tenant may contain it, and no request of it may succeed at the other's policy.
 //!
-//! A plain test run sends a few thousand requests, `make fuzz-tenants N=100000 SEED=1` as many as
+//! A plain test run sends a few thousand requests, `make fuzz NAME=tenants N=100000 SEED=1` as many as
 //! asked for. The seed decides the requests, but not in which order answers come.
 
 mod world;

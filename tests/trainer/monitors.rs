@@ -1,7 +1,7 @@
 //! Two policies that avoid being scored, in the tables as the sink writes them: what is scored looks
 //! better, and the run gets an alarm. A policy that stays as it is raises none.
 
-// The same simulated sessions as those of `make bench-monitors`.
+// The same simulated sessions as those of `make bench NAME=monitors`.
 #[path = "../../evidence/benches/monitors/sessions.rs"]
 mod sessions;
 

@@ -2,7 +2,7 @@
 //! the users of its own answers, through the selection, the caps and the learner of a running trainer.
 //!
 //! Honest users accept what they find right. Attackers accept only a planted text. Small here; `make
-//! bench-poison` runs every case with several seeds and prints the table of `bench/poison.md`. The
+//! bench NAME=poison` runs every case with several seeds and prints the table of `docs/measurements/poison.md`. The
 //! variables `SPRINGTIDE_POISON_…` are the parameters: `CASES` (names separated by semicolons, or
 //! `all`), `SEEDS`, `STEPS`, `WARM_UP`, `USERS`, `PARALLEL`, and `JSON`, the file to write.
 

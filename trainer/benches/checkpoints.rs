@@ -1,4 +1,4 @@
-//! Consecutive checkpoints of the learner's own training, for `make bench-delta`.
+//! Consecutive checkpoints of the learner's own training, for `make bench NAME=delta`.
 //!
 //! A model with random weights samples bytes, is rewarded for bytes that are frequent in English,
 //! and learns by REINFORCE on its own samples with AdamW. The last `--keep` versions of each

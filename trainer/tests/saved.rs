@@ -1,6 +1,6 @@
 //! A model that was trained, saved and read again equals its version, for all weights and adapters.
 //!
-//! With `SPRINGTIDE_SAVED=DIR` the folders and the engine's answers stay in DIR. `make saved`
+//! With `SPRINGTIDE_SAVED=DIR` the folders and the engine's answers stay in DIR. `make check NAME=saved`
 //! compares them with `transformers` and PEFT.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -37,7 +37,7 @@ const STEPS: i64 = 4;
 const GREEDY_TOKENS: usize = 16;
 
 fn demo_base() -> Checkpoint {
-    Checkpoint::read_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-base")).unwrap()
+    Checkpoint::read_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/models/base")).unwrap()
 }
 
 /// The same values as f32, so that a merged adapter and a separate one differ by no rounding.

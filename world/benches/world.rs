@@ -1,4 +1,4 @@
-//! `make bench-world`: how fast worlds start, and what memory a fork takes.
+//! `make bench NAME=world`: how fast worlds start, and what memory a fork takes.
 //!
 //! Cold: from the start of QEMU until the world's Postgres answers. Warm: from the wish for a world until
 //! it has answered `select 1`, with a fork made on demand and with one that waited. Memory: the share of

@@ -1,4 +1,4 @@
-//! `make bench-sandbox`: how many sandboxes start and end per second, cold: each is made anew.
+//! `make bench NAME=sandbox`: how many sandboxes start and end per second, cold: each is made anew.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 

@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Hugging Face folder of the model.
-    #[arg(long, default_value = "models/demo-base")]
+    #[arg(long, default_value = "demo/models/base")]
     pub model: PathBuf,
     /// How many pauses, drawn from the held-out crates.
     #[arg(long, default_value_t = 2000)]

@@ -1,7 +1,7 @@
 //! Simulated monitors of a learning arm's answers: false alarms where nothing changes, delay by effect, and
 //! two policies that avoid being scored.
 //!
-//! The defaults are those of `trainer.realtime.alarms` and of the reported run (`bench/monitors.md`).
+//! The defaults are those of `trainer.realtime.alarms` and of the reported run (`docs/measurements/monitors.md`).
 
 mod hacks;
 mod sessions;

@@ -1,7 +1,7 @@
 //! Simulated releases: false alarms when both arms are the same, power, and time to detection.
 //!
 //! There is a look after every visit of a user. The defaults are the parameters of the reported run
-//! (`bench/evidence.md`). They were chosen before it and must not be changed after a run was seen.
+//! (`docs/measurements/evidence.md`). They were chosen before it and must not be changed after a run was seen.
 
 mod replay;
 mod runs;
@@ -39,7 +39,7 @@ struct Args {
     users_min: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Make releases of these logged answers instead: `release-answers.csv` of `make bench-release`.
+    /// Make releases of these logged answers instead: `release-answers.csv` of `make bench NAME=release`.
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
     /// With `--answers`: releases for each effect and number of users.

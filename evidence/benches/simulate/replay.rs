@@ -197,7 +197,7 @@ impl Change {
     }
 }
 
-/// `release-answers.csv` of `make bench-release`: the answers of its commonest version that have a reward.
+/// `release-answers.csv` of `make bench NAME=release`: the answers of its commonest version that have a reward.
 fn read(file: &Path) -> anyhow::Result<Log> {
     let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
     let mut lines = text.lines();

@@ -1,6 +1,6 @@
 """Makes the tokenizer and the training windows of the agent model for `springtide train sft`.
 
-`make agent-base` runs it. The transcripts come from the environments beside this folder: how a
+`make model NAME=agent` runs it. The transcripts come from the environments beside this folder: how a
 person does the tasks who is careful at a share of them only. So the model knows how, and does not
 always do so, which is what a run can improve.
 

@@ -1,7 +1,7 @@
-"""Makes a model of random weights with the agent model's tokenizer: `make bench-staleness` samples a million tokens
+"""Makes a model of random weights with the agent model's tokenizer: `make bench NAME=staleness` samples a million tokens
 from it in minutes. It hardly ever ends an answer, so answers are as long as they may be.
 
-    tiny.py BASE OUT      BASE: the folder `model` of `make agent-base`
+    tiny.py BASE OUT      BASE: the folder `model` of `make model NAME=agent`
 """
 
 import json

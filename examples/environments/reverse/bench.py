@@ -1,4 +1,4 @@
-"""GRPO on reversed words, beside TRL's GRPOTrainer. `make bench-reverse` runs it beside a stack.
+"""GRPO on reversed words, beside TRL's GRPOTrainer. `make bench NAME=reverse` runs it beside a stack.
 
 Both trainers get the same weights, prompts in the same order, number of samples, loss, learning rate
 and optimizer. Every checkpoint is measured by the same program: the probability of the right answer,

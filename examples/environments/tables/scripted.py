@@ -1,4 +1,4 @@
-"""The worlds of `tables` with answers from a script, without a model: `make bench-tables`.
+"""The worlds of `tables` with answers from a script, without a model: `make bench NAME=tables`.
 
     scripted.py --springtide PROGRAM [--accelerator tcg] [--tasks 30] [--kills 3] [--json FILE]
 

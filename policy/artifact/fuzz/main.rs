@@ -1,4 +1,4 @@
-//! Runs the fuzz targets of `artifact` under libFuzzer (`make fuzz-policy`).
+//! Runs the fuzz targets of `artifact` under libFuzzer (`make fuzz NAME=policy`).
 #![no_main]
 #![expect(
     clippy::unwrap_used,

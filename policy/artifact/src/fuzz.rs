@@ -1,7 +1,7 @@
 //! Properties that every reader of this crate has for any input: it does not panic, it stays within
 //! its memory limits, and what it accepts is consistent and reads the same again.
 //!
-//! The tests run each target briefly with random inputs; `make fuzz-policy` runs them longer under
+//! The tests run each target briefly with random inputs; `make fuzz NAME=policy` runs them longer under
 //! libFuzzer (`fuzz/main.rs`). Built for tests and with the feature `fuzz` only.
 
 #![expect(clippy::unwrap_used, reason = "a broken property ends the run, as in a test")]

@@ -1,7 +1,7 @@
 //! Compares the model with `transformers` and with itself, on a small random model of every
 //! architecture (`tests/golden`).
 //!
-//! `make parity` prints what the tests measure. The first table is the distance to `transformers`.
+//! `make check NAME=parity` prints what the tests measure. The first table is the distance to `transformers`.
 //! The second is the distance between all ways to compute the same tokens here; it is 0 everywhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
 //! Renders conversations from standard input, a JSON object a line, and writes the prompt or the
-//! refusal of each as a line of JSON. `scripts/golden/chat_matrix.py` compares them.
+//! refusal of each as a line of JSON. `tools/golden/chat_matrix.py` compares them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};

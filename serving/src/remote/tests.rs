@@ -1,6 +1,6 @@
 //! Pool and updater with engines that fail in ways in which a real one cannot be made to fail: they
 //! report success and keep their weights, end an answer in the middle, or restart at once. The
-//! engines here sample with our exact model behind vLLM's routes. `make bench-engines` has the real
+//! engines here sample with our exact model behind vLLM's routes. `make bench NAME=engines` has the real
 //! one.
 
 mod crossing;

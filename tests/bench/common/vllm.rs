@@ -14,7 +14,7 @@ const START_MAX: Duration = Duration::from_secs(600);
 /// How servers are started.
 #[derive(Debug, Clone)]
 pub struct Vllm {
-    /// `scripts/vllm-server.sh`.
+    /// `tools/vllm-server.sh`.
     script: PathBuf,
     program: PathBuf,
     model: PathBuf,

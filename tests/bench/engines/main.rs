@@ -1,4 +1,4 @@
-//! `make bench-engines`: changes the version of running vLLM servers again and again, under load,
+//! `make bench NAME=engines`: changes the version of running vLLM servers again and again, under load,
 //! with the pool and the updater of `springtide serve`. Then our exact model scores every token that
 //! was sampled, with the weights of the version that its request was routed to; and the last version
 //! is compared with a server that was started with it.

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_broken_answer_must_be_of_one_version_that_may_have_answered() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo-base");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/models/base");
         let versions = Versions::new(&folder, 1).unwrap();
         let (prompt, tokens) = (vec![5, 6, 7], vec![8, 9, 10, 11]);
         let of = |number| {

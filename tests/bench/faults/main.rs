@@ -1,4 +1,4 @@
-//! `make chaos-engines`: kills the gateway, a vLLM server and what updates it (the gateway, or
+//! `make chaos NAME=engines`: kills the gateway, a vLLM server and what updates it (the gateway, or
 //! `springtide follow`), under streaming load, while versions change. Then it compares what callers
 //! were told with the log. Our exact model scores every logged token, and what broken answers showed.
 //!
@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 /// For ingest to store what was logged.
 const STORED_MAX: Duration = Duration::from_secs(120);
-/// As `scripts/vllm-server.sh` has it.
+/// As `tools/vllm-server.sh` has it.
 const ENGINE_SLOTS: usize = 16;
 
 #[derive(Debug, Clone, Parser, Serialize)]
@@ -47,7 +47,7 @@ struct Args {
     #[arg(long)]
     vllm: PathBuf,
     /// Starts one vLLM server.
-    #[arg(long, default_value = "scripts/vllm-server.sh")]
+    #[arg(long, default_value = "tools/vllm-server.sh")]
     vllm_script: PathBuf,
     /// A Hugging Face folder: the first version. Later ones are made from it.
     #[arg(long)]

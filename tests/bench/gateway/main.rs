@@ -1,4 +1,4 @@
-//! `make bench-gateway`: what the gateway adds to an engine's answers. The same requests go to the
+//! `make bench NAME=gateway`: what the gateway adds to an engine's answers. The same requests go to the
 //! engine directly and through `springtide serve`, in turns: at few streams to a real vLLM server,
 //! at many to one that plays recorded tokens at a set pace.
 
@@ -33,7 +33,7 @@ struct Args {
     #[arg(long)]
     vllm: PathBuf,
     /// Starts one vLLM server.
-    #[arg(long, default_value = "scripts/vllm-server.sh")]
+    #[arg(long, default_value = "tools/vllm-server.sh")]
     vllm_script: PathBuf,
     /// A Hugging Face folder.
     #[arg(long)]

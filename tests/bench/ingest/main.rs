@@ -1,4 +1,4 @@
-//! `make bench-ingest`: measures how many events per second become durable rows in Postgres over
+//! `make bench NAME=ingest`: measures how many events per second become durable rows in Postgres over
 //! HTTP and how fast they are acknowledged, compared with a bare producer and sink on the same
 //! broker and Postgres.
 
@@ -82,7 +82,7 @@ async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let springtide = args.springtide.canonicalize().with_context(|| {
         format!(
-            "{}: build it first (`make bench-ingest` does)",
+            "{}: build it first (`make bench NAME=ingest` does)",
             args.springtide.display()
         )
     })?;

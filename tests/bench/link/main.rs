@@ -1,4 +1,4 @@
-//! `make bench-link`: which share of a link's rate a download through a relay reaches, with several
+//! `make bench NAME=link`: which share of a link's rate a download through a relay reaches, with several
 //! streams, with and without delay and loss, compared with a bare TCP stream over the same link.
 //!
 //! Each measurement uses new namespaces, so that the kernel's cached metrics of a route do not
@@ -104,7 +104,7 @@ fn main() -> anyhow::Result<()> {
     );
     ensure!(
         args.springtide.exists(),
-        "{} does not exist; build it first (`make bench-link` does)",
+        "{} does not exist; build it first (`make bench NAME=link` does)",
         args.springtide.display()
     );
     let object = Object::make(args.mib << 20)?;

@@ -1,4 +1,4 @@
-//! `make bench-serving`: measures servers with OpenAI's completions API at several numbers of
+//! `make bench NAME=serving`: measures servers with OpenAI's completions API at several numbers of
 //! streams. A stream sends one request after the other, each with other random token ids as its
 //! prompt, and reads the answer as server-sent events.
 

@@ -1,4 +1,4 @@
-//! `make bench-tide`: how much of what production leaves rollouts use, and what that costs production.
+//! `make bench NAME=tide`: how much of what production leaves rollouts use, and what that costs production.
 //! Replicas answer a replayed trace, alone and beside rollouts that always have work, in turns: as
 //! many `springtide serve` processes, or with `--vllm` one in front of as many vLLM servers.
 //!
@@ -35,13 +35,13 @@ struct Args {
     #[arg(long)]
     springtide: PathBuf,
     /// A Hugging Face folder.
-    #[arg(long, default_value = "models/demo-base")]
+    #[arg(long, default_value = "demo/models/base")]
     model: PathBuf,
     /// vLLM's command, in an environment with our weight-transfer backend. Without it our own engine answers.
     #[arg(long)]
     vllm: Option<PathBuf>,
     /// Starts one vLLM server.
-    #[arg(long, default_value = "scripts/vllm-server.sh")]
+    #[arg(long, default_value = "tools/vllm-server.sh")]
     vllm_script: PathBuf,
     #[arg(long, default_value_t = 2)]
     replicas: usize,

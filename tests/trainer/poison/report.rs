@@ -173,7 +173,7 @@ pub fn summarize(outcomes: &[Outcome]) -> Vec<Summary> {
         .collect()
 }
 
-/// The table of `bench/poison.md`.
+/// The table of `docs/measurements/poison.md`.
 pub fn print(summaries: &[Summary]) {
     println!(
         "\n| attackers | caps | weight of attackers | largest user | steps | planted text at attacked questions, nats: \

@@ -1,6 +1,6 @@
 //! Tests: losses, gradients and advantages beside those of TRL and verl, on their random inputs.
 //!
-//! `make golden` makes the inputs and their results with the installed packages, and `make losses`
+//! `make golden` makes the inputs and their results with the installed packages, and `make check NAME=losses`
 //! prints how far ours are from them. TRL computes in f32, as we do; verl's functions got f64.
 
 use super::advantage::GroupAdvantage;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 /// Sequences of a micro-batch here. verl's micro-batches are others.
 const MICRO_BATCH: usize = 4;
 
-/// What scripts/golden/policy_loss.py and verl_loss.py wrote. One row per sequence, one value per token.
+/// What tools/golden/policy_loss.py and verl_loss.py wrote. One row per sequence, one value per token.
 #[derive(Deserialize)]
 struct Case {
     method: String,
@@ -198,7 +198,7 @@ fn compare(table: &mut Table, library: &'static str, cases: Vec<Case>, relative:
     }
 }
 
-/// What scripts/golden/preference.py got from TRL: sums by trajectory, policy and reference; the mean
+/// What tools/golden/preference.py got from TRL: sums by trajectory, policy and reference; the mean
 /// loss, and its derivative by each log π.
 #[derive(Deserialize)]
 struct Preferences {

@@ -1,4 +1,4 @@
-//! The files of an image: what `scripts/world-image.sh` writes.
+//! The files of an image: what `tools/world-image.sh` writes.
 
 use std::path::Path;
 

@@ -89,7 +89,7 @@ fn options() -> Options {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn a_harness_creates_worlds_runs_programs_and_ends_them() {
     block_on(async {
         let role = Role::start("service", options()).await;
@@ -156,7 +156,7 @@ fn a_harness_creates_worlds_runs_programs_and_ends_them() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn worlds_are_bounded_die_at_their_time_to_live_and_serve_a_remote_provider() {
     block_on(async {
         let role = Role::start("ttl", options()).await;

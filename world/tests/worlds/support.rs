@@ -25,7 +25,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// The image of `make world-image`, by way of the Makefile.
 pub fn options() -> Options {
     let variable =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-world`"));
+        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make check NAME=world`"));
     Options {
         image: variable("SPRINGTIDE_WORLD_IMAGE").into(),
         accelerator: match variable("SPRINGTIDE_WORLD_ACCELERATOR").as_str() {

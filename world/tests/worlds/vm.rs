@@ -8,7 +8,7 @@ use world::provider::{Error, Provider as _, World as _};
 use world::{Ended, Limit, Limits};
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn two_forks_of_one_snapshot_diverge_and_the_snapshot_stays_as_it_was() {
     block_on(async {
         let (mut one, mut two) = (fork().await, fork().await);
@@ -34,7 +34,7 @@ fn two_forks_of_one_snapshot_diverge_and_the_snapshot_stays_as_it_was() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn a_fork_answers_from_postgres_and_has_its_own_name_clock_and_entropy() {
     block_on(async {
         let (mut one, mut two) = (fork().await, fork().await);
@@ -65,7 +65,7 @@ fn a_fork_answers_from_postgres_and_has_its_own_name_clock_and_entropy() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn a_program_gets_its_input_and_files_and_finds_what_earlier_ones_left() {
     block_on(async {
         let mut world = fork().await;
@@ -96,7 +96,7 @@ fn a_program_gets_its_input_and_files_and_finds_what_earlier_ones_left() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn limits_hold_on_time_memory_output_processes_and_disk() {
     block_on(async {
         let mut world = fork().await;
@@ -175,7 +175,7 @@ fn limits_hold_on_time_memory_output_processes_and_disk() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn what_a_program_left_running_in_postgres_ends_with_it() {
     block_on(async {
         let mut world = fork().await;
@@ -191,7 +191,7 @@ fn what_a_program_left_running_in_postgres_ends_with_it() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn no_attempt_to_leave_a_world_gets_through() {
     block_on(async {
         let mut world = fork().await;
@@ -238,7 +238,7 @@ fn no_attempt_to_leave_a_world_gets_through() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn qemu_has_no_capabilities_no_network_and_a_seccomp_filter() {
     block_on(async {
         let world = fork().await;
@@ -263,7 +263,7 @@ fn qemu_has_no_capabilities_no_network_and_a_seccomp_filter() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn a_machine_killed_in_mid_run_is_a_clear_error_and_other_worlds_go_on() {
     block_on(async {
         let mut world = fork().await;
@@ -290,7 +290,7 @@ fn a_machine_killed_in_mid_run_is_a_clear_error_and_other_worlds_go_on() {
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn a_pool_survives_the_death_of_its_waiting_forks_and_refuses_more_worlds_than_it_has() {
     block_on(async {
         let pool = owned_pool("full", 1, 2).await;
@@ -312,7 +312,7 @@ fn a_pool_survives_the_death_of_its_waiting_forks_and_refuses_more_worlds_than_i
 }
 
 #[test]
-#[ignore = "needs an image: make test-world"]
+#[ignore = "needs an image: make check NAME=world"]
 fn no_machine_outlives_an_owner_that_was_killed() {
     if std::env::var_os("SPRINGTIDE_WORLD_OWNER").is_some() {
         // The owner: says which process has its machine, and waits to be killed.

@@ -1,5 +1,5 @@
 //! Deltas of a model in a GPU's memory, compared with all cores of the CPU: finding the changes,
-//! writing a patch (the pause), hashing the changed frames. `make bench-cuda`. The results of both
+//! writing a patch (the pause), hashing the changed frames. `make bench NAME=cuda`. The results of both
 //! must be the same bytes.
 //!
 //! The model is synthetic: `--mib N` MiB of bf16 weights around 0, 256 MiB per tensor. The next

@@ -1,10 +1,10 @@
 //! Size and speed of deltas, compared with other codecs on the same pairs, with the entropy bound,
-//! and with the speed of this machine's memory and hashes. `make bench-delta`.
+//! and with the speed of this machine's memory and hashes. `make bench NAME=delta`.
 //!
 //! Pairs are synthetic: weights of N(0, 0.02) whose fp32 masters move as with AdamW in its steady
 //! state, at four learning rates. `--pairs DIR` adds the folders of DIR that have a
 //! `model.safetensors`, each with the next one by name. `--quantized` measures quantized copies of
-//! the pairs instead: `make bench-quant`. `--mib N` is the size of a synthetic pair in MiB of bf16.
+//! the pairs instead: `make bench NAME=quant`. `--mib N` is the size of a synthetic pair in MiB of bf16.
 //! `--programs` also runs bsdiff and xdelta3 if they are installed.
 //!
 //! Times on all cores are the best of several rounds. Times on one core are the mean CPU time of

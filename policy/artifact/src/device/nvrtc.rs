@@ -93,10 +93,10 @@ fn text(chars: &[std::ffi::c_char]) -> String {
 mod tests {
     use super::*;
 
-    /// `make ptx` installs NVRTC. The PTX is written to the folder `SPRINGTIDE_PTX` if that is set.
+    /// `make check NAME=ptx` installs NVRTC. The PTX is written to the folder `SPRINGTIDE_PTX` if that is set.
     #[test]
     fn the_kernels_compile_without_a_warning_for_ampere_and_hopper() {
-        assert!(is_installed(), "NVRTC is not here: run `make ptx`");
+        assert!(is_installed(), "NVRTC is not here: run `make check NAME=ptx`");
         for architecture in ["sm_80", "sm_90"] {
             let compiled = compile(architecture).unwrap();
             assert_eq!(compiled.log, "", "{architecture}");

@@ -1,6 +1,6 @@
 //! The device gives the same weights, patches and digests as the CPU, bit for bit. The kernels run
 //! as C++ on this machine's processor, with the threads in ascending and in descending order. With
-//! `SPRINGTIDE_TEST_DEVICE=0` (`make test-cuda`) they run on that GPU.
+//! `SPRINGTIDE_TEST_DEVICE=0` (`make check NAME=cuda`) they run on that GPU.
 
 mod host;
 
@@ -40,7 +40,7 @@ fn gpu(ordinal: usize) -> Device {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: usize) -> Device {
-    panic!("the tests are built without the feature `cuda`: use `make test-cuda`");
+    panic!("the tests are built without the feature `cuda`: use `make check NAME=cuda`");
 }
 
 fn noise(random: &mut StdRng, bytes: usize) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! Tokens per second of the exact model and of plain libtorch, on the same weights in one process:
 //! prefill, decode by batch size, and a training step. In f32, bf16, and f32 on two threads. Run by
-//! `make bench-policy`.
+//! `make bench NAME=policy`.
 //!
 //! Rounds of both alternate. Each figure is a median of rounds, and each ratio the median of the
 //! rounds' ratios, so that a slow phase of the machine affects both. Each row names its bound: the
@@ -64,10 +64,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let asked = |option: &str| std::env::args().any(|arg| arg == option);
     let rounds = if asked("--quick") { 1 } else { ROUNDS };
-    let demo = Checkpoint::read_dir(&root.join("models/demo-base"))?;
+    let demo = Checkpoint::read_dir(&root.join("demo/models/base"))?;
     let big = random_checkpoint(&llama_100m(), 1);
     let out = root.join("target/bench");
-    // scripts/bench_transformers.py measures the same weights.
+    // tools/bench_transformers.py measures the same weights.
     big.write_dir(&out.join("llama-100m"))?;
     let mut rows = Vec::new();
     let mut machine = Vec::new();
@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "products": setting.name, "bytes_per_second": limits.bytes_per_second, "flops": limits.flops,
         }));
         for (model, folder, checkpoint, context) in [
-            ("demo, 5 M", "models/demo-base", &demo, 256),
+            ("demo, 5 M", "demo/models/base", &demo, 256),
             ("Llama, 100 M", "target/bench/llama-100m", &big, 512),
         ] {
             let case = cases::Case {

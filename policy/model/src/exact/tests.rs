@@ -9,7 +9,7 @@ fn ids(n: usize, vocabulary: u32) -> Vec<u32> {
 
 #[test]
 fn on_the_real_base_the_sampler_and_the_trainer_have_the_same_bits() {
-    let checkpoint = golden::checkpoint("../../../../models/demo-base");
+    let checkpoint = golden::checkpoint("../../../../demo/models/base");
     for compute in [Compute::F32, Compute::Bf16] {
         same_bits(&ExactModel::with_arithmetic(&checkpoint, &Arithmetic::new(compute, 1).unwrap()).unwrap());
     }

@@ -124,7 +124,7 @@ fn greedy_takes_the_best_and_reports_the_plain_softmax() {
     assert_eq!(top_logprobs(&[0.0, 3.0, 1.0], 2)[0], (id, lp));
 }
 
-/// Results of transformers' logits processors for random logits (`scripts/golden/sampling.py`).
+/// Results of transformers' logits processors for random logits (`tools/golden/sampling.py`).
 #[derive(serde::Deserialize)]
 struct Case {
     logits: Vec<f32>,

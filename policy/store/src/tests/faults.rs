@@ -1,5 +1,5 @@
 //! Whatever is wrong with a store, or with the versions that a reader claims to hold, the result is
-//! the requested version, bit for bit, or an error. `make chaos-delta` runs more trials
+//! the requested version, bit for bit, or an error. `make chaos NAME=delta` runs more trials
 //! (`SPRINGTIDE_FAULTS_TRIALS`).
 
 use object_store::memory::InMemory;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use time::macros::datetime;
 
-/// The results of `transformers` for the cases in `scripts/golden/chat.py`.
+/// The results of `transformers` for the cases in `tools/golden/chat.py`.
 #[derive(Deserialize)]
 struct Golden {
     special_tokens: BTreeMap<String, String>,

@@ -1,0 +1,4 @@
+# Schemathesis: the OpenAPI document of each role against the role. EXAMPLES=200 SEED=1 ROLES='ingest serve'
+need stack
+# shellcheck disable=SC2086 # one argument per role
+on_stack tools/schemathesis.sh "$springtide" "${EXAMPLES:-200}" "${SEED:-1}" ${ROLES:-}

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Checks the floor plan of docs/ARCHITECTURE.md: which crate may depend on which, and which crate
+# writes which table.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+fail() { echo "floor plan: $*" >&2; failed=1; }
+
+# The names of all packages that `crate` depends on with `features`.
+tree() { # crate [features]
+  cargo tree --locked --offline --quiet --edges normal --prefix none --package "$1" --features "${2:-}" --format '{p}' | cut -d' ' -f1 | sort -u
+}
+forbid() { # crate, features, packages…
+  local crate=$1 features=$2 package
+  local names; names=$(tree "$crate" "$features")
+  shift 2
+  for package in "$@"; do
+    if grep -qx -- "$package" <<<"$names"; then fail "$crate${features:+ with $features} depends on $package"; fi
+  done
+}
+
+policy="artifact store model text"
+# shellcheck disable=SC2086
+{
+  forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
+  forbid world  ""    tch torch-sys rdkafka ingest $policy trainer serving demo
+  forbid ingest ""    tch torch-sys $policy trainer serving demo world
+  # it shows what the others have written
+  forbid page   ""    tch torch-sys rdkafka ingest $policy trainer serving evidence demo world
+}
+for crate in $policy; do
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo world
+done
+forbid artifact cuda  tokio futures reqwest hyper object_store tokenizers minijinja rand store model text
+forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
+forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge ingest
+forbid text     ""    tokio object_store store model
+forbid trainer torch serving demo
+forbid trainer ""    tch torch-sys
+forbid serving ""    tch torch-sys trainer demo world
+# the wheel wraps `artifact` alone
+forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge ingest trainer serving demo
+forbid report  ""    sqlx tokio reqwest demo
+forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge ingest artifact store model text trainer serving demo world
+forbid demo    ""    tch torch-sys edge ingest store trainer serving
+
+# Each table has one writing crate.
+writer() {
+  case $1 in
+    tenant | policy | tenant_consent | api_key | api_key_revision | audit | sampler) echo edge ;;
+    event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
+    run | run_event | step | published_intent | version | line | disposition | trajectory_use | dataset | baseline | task | rollout | judge_answer | run_judge | monitor) echo trainer ;;
+    assignment | release | transition | canary | canary_sums | canary_user | canary_closed | canary_transition | judgment | webhook | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
+    *) echo nobody ;;
+  esac
+}
+tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '_default$' | sort -u)
+for table in $tables; do
+  [ "$(writer "$table")" != nobody ] || fail "tools/floor-plan.sh names no writer for the table $table"
+done
+for place in edge ingest policy trainer serving page report evidence demo world python src; do
+  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' -o -name '*.py' \) -not -path '*/tests/*' -not -path '*/target/*')
+  # Statements may span lines, so each file is searched as one text.
+  # shellcheck disable=SC2086
+  written=$(python3 - $files <<'PY'
+import re, sys
+statement = re.compile(r"\b(?:insert\s+into|merge\s+into|update|delete\s+from|truncate(?:\s+table)?|copy)\s+(?:only\s+)?([a-z_]+)\b", re.I)
+for path in sys.argv[1:]:
+    text = open(path, encoding="utf-8").read()
+    text = re.split(r"#\[cfg\(test\)\]\s*mod ", text)[0]   # tests may write any table
+    text = re.sub(r"^\s*//.*$", "", text, flags=re.M)
+    text = re.sub(r'\\\s*\n\s*', ' ', text)
+    for match in statement.finditer(text):
+        print(match.group(1).lower())
+PY
+  )
+  for table in $(sort -u <<<"$written"); do
+    grep -qx "$table" <<<"$tables" || continue
+    owner=$(writer "$table")
+    [ "$owner" = "$place" ] || fail "$place writes the table $table, which belongs to $owner"
+  done
+done
+
+[ "$failed" = 0 ] && echo "floor plan: in order"
+exit "$failed"
