@@ -600,7 +600,7 @@ impl Config {
     }
 
     /// How to reach the log. Reads the file of librdkafka settings.
-    pub fn kafka_client(&self) -> anyhow::Result<ingest::log::ClientOptions> {
+    pub fn kafka_client(&self) -> anyhow::Result<event_log::ClientOptions> {
         let mut librdkafka = match self.kafka_settings_file() {
             Some(file) => kafka::read_settings(&file)
                 .context("read the settings of Kafka clients (`springtide up` writes those of its private node)")?,
@@ -608,7 +608,7 @@ impl Config {
         };
         librdkafka.extend(self.kafka.librdkafka.clone());
         self.check_kafka(&librdkafka)?;
-        Ok(ingest::log::ClientOptions {
+        Ok(event_log::ClientOptions {
             brokers: self.kafka_brokers(),
             topic_prefix: self.kafka.topic_prefix.clone(),
             log_retention_hours: self.kafka.log_retention_hours,

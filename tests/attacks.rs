@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use edge::audit::Actor;
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Role as KeyRole, Scope, Scopes};
-use ingest::log::{DlqEntry, DlqReader, DlqRecord};
+use event_log::{DlqEntry, DlqReader, DlqRecord};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::process::{Child, Command};
 use uuid::Uuid;
@@ -372,7 +372,7 @@ fn allow_files() {
 
 /// An id of a host whose clock is ahead by `seconds`.
 fn id_ahead(seconds: i64) -> Uuid {
-    let now = ingest::event::now() + time::Duration::seconds(seconds);
+    let now = event_log::event::now() + time::Duration::seconds(seconds);
     let unix = uuid::Timestamp::from_unix(uuid::NoContext, now.unix_timestamp().cast_unsigned(), now.nanosecond());
     Uuid::new_v7(unix)
 }

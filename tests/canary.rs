@@ -16,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use ingest::event::{Constraint, Generation, Sampling};
+use event_log::event::{Constraint, Generation, Sampling};
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use sqlx::postgres::PgPoolOptions;

@@ -5,8 +5,8 @@ use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use edge::auth::{Auth, AuthOptions, Role};
-use ingest::event::{self, Event, Feedback, Target, Value};
-use ingest::log::Producer;
+use event_log::Producer;
+use event_log::event::{self, Event, Feedback, Target, Value};
 use ingest::reward::{Definition, MetricType};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};

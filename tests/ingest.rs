@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::auth::{Auth, AuthOptions, Role};
-use ingest::event::{
+use event_log::Producer;
+use event_log::event::{
     self, Constraint, Event, Feedback, FinishReason, Generation, Purpose, Sampling, Target, Value, VersionSpan,
 };
-use ingest::log::Producer;
 use ingest::reward::Definition;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::error::OTelSdkResult;
@@ -892,17 +892,14 @@ async fn sending_to_an_unavailable_log_fails_within_seconds() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let kafka = ingest::log::ClientOptions {
+    let kafka = event_log::ClientOptions {
         brokers: nobody.to_string(),
         ..Default::default()
     };
     let producer = Producer::new(&kafka).unwrap();
     let started = std::time::Instant::now();
     let refused = producer.send_event(&accept(Uuid::now_v7(), true)).await;
-    assert!(
-        matches!(refused, Err(ingest::log::Error::Unavailable(_))),
-        "{refused:?}"
-    );
+    assert!(matches!(refused, Err(event_log::Error::Unavailable(_))), "{refused:?}");
     assert!(started.elapsed() < Duration::from_secs(10));
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ingest::event::{self, Event, Generation};
+use event_log::event::{self, Event, Generation};
 use ingest::reward::Definition;
 use sqlx::{AssertSqlSafe, Executor};
 use uuid::{NoContext, Timestamp, Uuid};
@@ -105,7 +105,7 @@ async fn an_episode_that_ended_by_a_clock_behind_waits_for_the_feedback_before_i
     let service = Service::start_with(&stack, options).await;
     let (id, event) = generation_ahead(-240);
     let ended_at = event.time + time::Duration::seconds(2);
-    let end = ingest::event::EpisodeEnd { episode_id: id };
+    let end = event_log::event::EpisodeEnd { episode_id: id };
     let feedback = Event {
         time: event.time + time::Duration::seconds(1),
         ..accept(id, true)

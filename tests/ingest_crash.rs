@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ingest::event::Event;
+use event_log::event::Event;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::Executor;
 use uuid::Uuid;

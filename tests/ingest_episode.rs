@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ingest::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
 use ingest::reward::{Definition, Metric, MetricType, Unit};
 use serde_json::json;
 use sqlx::{PgConnection, PgPool};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ingest::event::{Target, Value};
+use event_log::event::{Target, Value};
 use sqlx::{PgPool, Row};
 use uuid::Uuid;
 

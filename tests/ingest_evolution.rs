@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ingest::event::Event;
+use event_log::event::Event;
 use tokio::process::Command;
 
 use crate::ingest::{Service, accept, count, dead_letters, generation, send_raw, stored};
@@ -13,10 +13,10 @@ use crate::support::{SPRINGTIDE, Stack};
 
 /// The first version of each kind. Never change these.
 const FIRST: [&str; 4] = [
-    include_str!("../ingest/fixtures/generation-v1.hex"),
-    include_str!("../ingest/fixtures/feedback-v1.hex"),
-    include_str!("../ingest/fixtures/retraction-v1.hex"),
-    include_str!("../ingest/fixtures/episode-end-v1.hex"),
+    include_str!("../ingest/log/fixtures/generation-v1.hex"),
+    include_str!("../ingest/log/fixtures/feedback-v1.hex"),
+    include_str!("../ingest/log/fixtures/retraction-v1.hex"),
+    include_str!("../ingest/log/fixtures/episode-end-v1.hex"),
 ];
 const PROTOBUF: &str = "application/protobuf";
 /// Field 1000, length-delimited, "new".
@@ -77,7 +77,7 @@ async fn unknown_fields_are_ignored_and_the_event_stays_the_same() {
 async fn an_event_of_an_unknown_kind_becomes_a_dead_letter_and_can_be_replayed_unchanged() {
     let stack = Stack::start("evolution_kind").await;
     let service = Service::start(&stack).await;
-    let mut event = ingest::event::proto::Event::from(&accept(generation().id, true));
+    let mut event = event_log::event::proto::Event::from(&accept(generation().id, true));
     event.body = None;
     let mut newer = prost::Message::encode_to_vec(&event);
     newer.extend([UNKNOWN_BODY << 3 | 2, 2, b'h', b'i']);

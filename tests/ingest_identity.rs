@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use edge::auth::{AuthOptions, Role};
-use ingest::event::{self, EpisodeEnd, Event};
+use event_log::event::{self, EpisodeEnd, Event};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use uuid::Uuid;

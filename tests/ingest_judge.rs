@@ -11,8 +11,9 @@ mod world;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ingest::event::{self, Event, Generation, Retraction, Value};
-use ingest::judge::{self, ApiKey};
+use event_log::event::{self, Event, Generation, Retraction, Value};
+use event_log::judge::ApiKey;
+use ingest::judge;
 use ingest::reward::Outcome;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use event_log::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
 use futures::future::try_join_all;
-use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
 use ingest::reward::{Definition, MetricType};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ingest::event::{self, Event};
+use event_log::event::{self, Event};
 use ingest::reward::Definition;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use event_log::event::Event;
+use event_log::{DlqEntry, DlqReader, DlqRecord, Position, Producer};
 use futures::future::join_all;
-use ingest::event::Event;
-use ingest::log::{DlqEntry, DlqReader, DlqRecord, Position, Producer};
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::RDKafkaErrorCode;
@@ -296,7 +296,7 @@ async fn a_conflict_of_the_longest_event_is_put_aside_whole() {
         let event = with_tokens(tokens);
         match producer.send_event(&event).await {
             Ok(()) => break event,
-            Err(ingest::log::Error::TooLarge { .. }) => tokens -= 1,
+            Err(event_log::Error::TooLarge { .. }) => tokens -= 1,
             Err(error) => panic!("{error}"),
         }
     };
@@ -360,7 +360,7 @@ async fn a_batch_that_a_disk_has_damaged_becomes_dead_letters_and_its_partition_
     std::fs::create_dir(&state).unwrap();
     let broker = Broker::start(&stack, &state).await;
     let shared = stack.use_broker(&broker);
-    ingest::log::ensure_topics(&stack.kafka, 2).await.unwrap();
+    event_log::ensure_topics(&stack.kafka, 2).await.unwrap();
     let (before, damaged, after) = (feedback(2), feedback(30), feedback(2));
     send_batch(&compressing(&stack, "none"), &stack, &before).await;
     let mut positions = send_batch(&compressing(&stack, "gzip"), &stack, &damaged).await;
@@ -398,7 +398,7 @@ async fn topics_that_lose_records_are_refused_at_the_start_with_what_to_do() {
     let topic = stack.kafka.topics().feedback;
     let refused = async |settings: &[(&str, &str)]| {
         alter(&stack, &topic, settings).await;
-        let error = ingest::log::ensure_topics(&stack.kafka, 4).await.unwrap_err();
+        let error = event_log::ensure_topics(&stack.kafka, 4).await.unwrap_err();
         format!("{error:#}")
     };
     let why = refused(&[("cleanup.policy", "compact")]).await;
@@ -409,5 +409,5 @@ async fn topics_that_lose_records_are_refused_at_the_start_with_what_to_do() {
     let why = refused(&[("retention.ms", "60000")]).await;
     assert!(why.contains("retention.ms=604800000"), "{why}");
     alter(&stack, &topic, &[("retention.ms", "-1")]).await;
-    ingest::log::ensure_topics(&stack.kafka, 4).await.unwrap();
+    event_log::ensure_topics(&stack.kafka, 4).await.unwrap();
 }

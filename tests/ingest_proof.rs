@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use edge::audit::Actor;
 use edge::sampler::{self, SamplerKey};
-use ingest::event::{Body, Event, Generation, Proof, signed_bytes};
+use event_log::event::{Body, Event, Generation, Proof, signed_bytes};
 use ingest::reward::Definition;
 use sqlx::PgPool;
 use uuid::Uuid;

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use event_log::Producer;
+use event_log::event::Event;
 use futures::future::try_join_all;
-use ingest::event::Event;
-use ingest::log::Producer;
 use ingest::reward::{Definition, MetricType};
 use rand::SeedableRng;
 use rand::rngs::StdRng;

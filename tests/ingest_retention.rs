@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use edge::auth::{AuthOptions, Role};
-use ingest::event::Event;
+use event_log::event::Event;
 use serde_json::json;
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -61,7 +61,7 @@ async fn execute(pool: &PgPool, sql: &'static str, id: Uuid) {
 
 /// Stores a generation through the sink. It stays open.
 async fn store(stack: &Stack, id: Uuid) {
-    let mut event = ::ingest::event::Generation {
+    let mut event = event_log::event::Generation {
         id,
         episode_id: id,
         ..generation()
@@ -216,7 +216,7 @@ async fn beyond_the_disk_limit_the_oldest_week_is_deleted_and_then_events_are_re
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreferenced_payload_is_deleted() {
-    use ::ingest::payload::{Store, TOKEN_IDS, token_bytes};
+    use event_log::payload::{Store, TOKEN_IDS, token_bytes};
 
     let stack = Stack::start("unnamed").await;
     let folder = stack.dir.path().join("payloads");
@@ -234,7 +234,7 @@ async fn an_unreferenced_payload_is_deleted() {
         ..options()
     };
     let service = Service::start_with(&stack, options.clone()).await;
-    let event = ::ingest::event::Generation {
+    let event = event_log::event::Generation {
         payload: Some(named.clone()),
         ..generation()
     }

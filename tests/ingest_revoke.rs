@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ingest::event::{self, EpisodeEnd, Event, Generation, Retraction};
+use event_log::event::{self, EpisodeEnd, Event, Generation, Retraction};
 use ingest::reward::Definition;
 use sqlx::PgPool;
 use uuid::Uuid;

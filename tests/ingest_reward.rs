@@ -1,7 +1,7 @@
 //! Configurable rewards: typed metrics, expressions over several signals, and versions of
 //! definitions.
 
-use ingest::event::{self, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, Event, Feedback, Generation, Target, Value};
 use ingest::reward::{Definition, Level, Metric, MetricType};
 use serde_json::json;
 use std::collections::BTreeMap;

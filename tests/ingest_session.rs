@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use ingest::context::{Broken, prompts};
-use ingest::event::{Event, Generation, PayloadRef, Prefix, VersionSpan};
-use ingest::payload::{self, Experts, Store};
+use event_log::event::{Event, Generation, PayloadRef, Prefix, VersionSpan};
+use event_log::payload::{self, Experts, Store};
 use rand::{Rng, SeedableRng};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use trainer::context::{Broken, prompts};
 use uuid::Uuid;
 
 use crate::ingest::{Service, count, generation, options, send, stored};

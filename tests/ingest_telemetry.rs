@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use edge::auth::Role;
-use ingest::event::Event;
+use event_log::event::Event;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -423,7 +423,7 @@ async fn user_text_and_keys_never_reach_logs_spans_or_metrics() {
         "id": Uuid::now_v7(), "generation_id": about, "metric_name": "comment", "value": format!("{CANARY}-comment"),
         "tags": {"where": format!("{CANARY}-tag"), format!("{CANARY}-tag-name"): "x"},
     });
-    let generation = ingest::event::Generation {
+    let generation = event_log::event::Generation {
         user_key: format!("{CANARY}-user"),
         ..generation()
     };

@@ -807,7 +807,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         .replace("stored_before", "$2");
     let body = body.replace("with_texts", "$3::boolean");
     ask_text!("owner: demonstrations", &body, ids, now, true);
-    ask!("reader: turns of a context", "../ingest/src/rows/context.sql", ids);
+    ask!("reader: turns of a context", "../trainer/src/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",
         "../src/control_api/ledger/dispositions.sql",

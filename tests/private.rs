@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use ingest::log::{ClientOptions, ensure_topics};
+use event_log::{ClientOptions, ensure_topics};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Uid;
 use rdkafka::ClientConfig;

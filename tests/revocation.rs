@@ -15,7 +15,7 @@ use edge::audit::Actor;
 use edge::auth::key::{self, Created, Grant, NewKey};
 use edge::auth::{Scope, Scopes};
 use edge::sampler::{self, SamplerKey};
-use ingest::feedback_token::issue;
+use event_log::feedback_token::issue;
 use serde_json::{Value, json};
 use store::{Revocation, Store};
 use time::OffsetDateTime;

@@ -133,7 +133,7 @@ pub fn releases(stack: &Stack) -> ReleaseService {
 }
 
 pub fn releases_with(stack: &Stack, options: ReleaseOptions) -> ReleaseService {
-    let log = ingest::log::Producer::new(&stack.kafka).unwrap();
+    let log = event_log::Producer::new(&stack.kafka).unwrap();
     ReleaseService::new(
         options,
         Learning::default(),

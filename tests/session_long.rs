@@ -1,12 +1,12 @@
 //! What is stored of a long session, byte for byte.
 
 use edge::sampler::SamplerKey;
-use ingest::context::prompts;
-use ingest::event::{Body, Generation, Proof, VersionSpan, signed_bytes};
-use ingest::payload::Store;
+use event_log::event::{Body, Generation, Proof, VersionSpan, signed_bytes};
+use event_log::payload::Store;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde_json::json;
+use trainer::context::prompts;
 use uuid::Uuid;
 
 use crate::ingest::{Service, Trajectory, count, trajectory};

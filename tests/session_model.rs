@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingest::event::{Purpose, Value};
+use event_log::event::{Purpose, Value};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;

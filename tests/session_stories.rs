@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingest::event::{EpisodeEnd, Event, Feedback, Generation, Purpose, Retraction, Target, Value, VersionSpan};
+use event_log::event::{EpisodeEnd, Event, Feedback, Generation, Purpose, Retraction, Target, Value, VersionSpan};
 use ingest::reward::{Definition, MetricType, Unit};
 use rand::Rng;
 use rand::rngs::StdRng;

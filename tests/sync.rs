@@ -109,7 +109,7 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
         store: store.with_threads(Threads::new(threads).unwrap()),
         keys_dir: stack.keys_dir.clone(),
         key: Arc::new(key),
-        announce: Some(ingest::log::Producer::new(&stack.kafka).unwrap()),
+        announce: Some(event_log::Producer::new(&stack.kafka).unwrap()),
         policy: POLICY.into(),
         checkpoint_every: 1_000,
         run_states_kept: 2,

@@ -65,7 +65,7 @@ async fn a_broker_is_reached_over_sasl_ssl_only_with_the_right_authority_and_pas
     let wrong_ca = wrong.write(dir.path(), "wrong.pem");
     let broker = Broker::start(dir.path(), &right).await;
 
-    let topics = ingest::log::ensure_topics(&broker.options(), 2).await;
+    let topics = event_log::ensure_topics(&broker.options(), 2).await;
     topics.unwrap();
     let reason = |name: &str, value: &str, expected: &str| {
         let mut options = broker.options();
@@ -104,7 +104,7 @@ async fn a_role_and_its_callers_use_tls_everywhere() {
     let (client_cert, client_key) = clients.issue(&["release-engineer"]).write(dir, "client");
     let front = Front::start(&stack, &own).await;
     let broker = Broker::start(dir, &authority).await;
-    ingest::log::ensure_topics(&broker.options(), 2).await.unwrap();
+    event_log::ensure_topics(&broker.options(), 2).await.unwrap();
 
     let [port] = free_ports().unwrap();
     let mut settings = String::new();

@@ -15,7 +15,7 @@ pages=$(mktemp -d)
 trap 'rm -rf "$pages"' EXIT
 cp docs/book/SUMMARY.md docs/book/book.toml "$pages"
 cp -r --parents README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE-* springtide.toml \
-  docs examples ingest/proto demo/models/base/*.md python/README.md \
+  docs examples ingest/log/proto demo/models/base/*.md python/README.md \
   "$pages"
 rm -r "$pages/docs/book"
 # The index page of a folder is README.md on a code host and index.html on the site.

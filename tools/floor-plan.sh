@@ -22,27 +22,28 @@ forbid() { # crate, features, packages…
 policy="artifact store model text"
 # shellcheck disable=SC2086
 {
-  forbid edge   ""    tch torch-sys ingest $policy trainer serving demo world
-  forbid world  ""    tch torch-sys rdkafka ingest $policy trainer serving demo
+  forbid edge   ""    tch torch-sys event-log ingest $policy trainer serving demo world
+  forbid world  ""    tch torch-sys rdkafka event-log ingest $policy trainer serving demo
+  forbid event-log "" tch torch-sys ingest $policy trainer serving demo world
   forbid ingest ""    tch torch-sys $policy trainer serving demo world
   # it shows what the others have written
-  forbid page   ""    tch torch-sys rdkafka ingest $policy trainer serving evidence demo world
+  forbid page   ""    tch torch-sys rdkafka event-log ingest $policy trainer serving evidence demo world
 }
 for crate in $policy; do
-  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge ingest trainer serving demo world
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge event-log ingest trainer serving demo world
 done
 forbid artifact cuda  tokio futures reqwest hyper object_store tokenizers minijinja rand store model text
 forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
-forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge ingest
+forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge event-log ingest
 forbid text     ""    tokio object_store store model
-forbid trainer torch serving demo
+forbid trainer torch ingest serving demo
 forbid trainer ""    tch torch-sys
-forbid serving ""    tch torch-sys trainer demo world
+forbid serving ""    tch torch-sys ingest trainer demo world
 # the wheel wraps `artifact` alone
-forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge ingest trainer serving demo
+forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge event-log ingest trainer serving demo
 forbid report  ""    sqlx tokio reqwest demo
-forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge ingest artifact store model text trainer serving demo world
-forbid demo    ""    tch torch-sys edge ingest store trainer serving
+forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge event-log ingest artifact store model text trainer serving demo world
+forbid demo    ""    tch torch-sys edge event-log ingest store trainer serving
 
 # Each table has one writing crate.
 writer() {
@@ -58,8 +59,14 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "tools/floor-plan.sh names no writer for the table $table"
 done
-for place in edge ingest policy trainer serving page report evidence demo world python src; do
-  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' -o -name '*.py' \) -not -path '*/tests/*' -not -path '*/target/*')
+places="edge ingest/log ingest policy trainer serving page report evidence demo world python src"
+for place in $places; do
+  # a crate in another crate's folder is a place of its own
+  inner=()
+  for other in $places; do
+    case $other in "$place"/*) inner+=(-not -path "$other/*") ;; esac
+  done
+  files=$(find "$place" \( -name '*.rs' -o -name '*.sql' -o -name '*.py' \) -not -path '*/tests/*' -not -path '*/target/*' ${inner[@]+"${inner[@]}"})
   # Statements may span lines, so each file is searched as one text.
   # shellcheck disable=SC2086
   written=$(python3 - $files <<'PY'

@@ -6,7 +6,7 @@
 set -euo pipefail
 flags=()
 case " $* " in
-  *" --crate-name ingest "* | *" --crate-name fuzz "* | *" --crate-name artifact "* | *" --crate-name fuzz_policy "*)
+  *" --crate-name event_log "* | *" --crate-name ingest "* | *" --crate-name fuzz "* | *" --crate-name artifact "* | *" --crate-name fuzz_policy "*)
     # rust-lld would drop the coverage tables, because only their start and stop symbols refer to
     # them.
     flags=(-Cpasses=sancov-module -Ccodegen-units=1 -Clinker-features=-lld)

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use time::{Duration, OffsetDateTime};
 
-use crate::event;
+use event_log::event;
 
 /// Smaller differences are not reported.
 const TOLERANCE: Duration = Duration::SECOND;

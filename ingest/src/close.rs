@@ -9,7 +9,7 @@ pub(crate) mod unscored;
 
 use anyhow::Context;
 
-use crate::event::Purpose;
+use event_log::event::Purpose;
 
 /// The number of sampled tokens, as the queries count them from `generation.version_spans`.
 fn tokens(tokens: i64) -> u32 {

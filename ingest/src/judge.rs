@@ -1,15 +1,12 @@
 //! A judge: a model behind an OpenAI-compatible endpoint that answers one question about a text,
 //! such as whether the user who wrote it is dissatisfied.
 //!
-//! This module says what a judge is, asks it and reads its answer ([`protocol`], [`client`]). It
-//! stores nothing: [`crate::judging`] works through the queue, and the answer becomes a feedback
-//! event like any other. The judges of offline runs, which are the trainer's, use the same
-//! [`Endpoint`], [`request`] and [`Reply`].
+//! This module says what a judge is, asks it and reads its answer. It stores nothing:
+//! [`crate::judging`] works through the queue, and the answer becomes a feedback event like any other.
 
-mod client;
-mod protocol;
+mod ask;
+mod verdict;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,16 +14,15 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use uuid::{Builder, Uuid};
 
-use crate::event::time_of;
+use event_log::event::time_of;
+use event_log::judge::{ApiKey, Endpoint, Question, VOTES_MAX, schema_text};
+
 use crate::reward::{Metric, MetricType};
-pub use client::Endpoint;
-pub(crate) use protocol::Verdict;
-pub use protocol::{Fault, Reply, median, request};
+pub(crate) use verdict::Verdict;
 
 /// First part of the source of every answer. No caller may use it.
 pub(crate) const SOURCE_PREFIX: &str = "springtide/judge/";
 const NAME_CHARACTERS_MAX: usize = 64;
-pub const VOTES_MAX: u32 = 15;
 
 /// `[[ingest.judge]]`: what it is asked, and where.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,35 +90,6 @@ fn thirty() -> f64 {
 }
 fn sixty() -> f64 {
     60.0
-}
-
-/// A secret that is never printed.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct ApiKey(String);
-
-impl ApiKey {
-    pub fn new(key: impl Into<String>) -> Self {
-        Self(key.into())
-    }
-
-    /// Whether a header can carry it.
-    pub fn is_printable(&self) -> bool {
-        !self.0.is_empty() && self.0.bytes().all(|byte| byte.is_ascii_graphic())
-    }
-}
-
-impl fmt::Debug for ApiKey {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("ApiKey")
-    }
-}
-
-/// What kind of answer a judge gives.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Question {
-    YesOrNo,
-    Number { min: f64, max: f64 },
 }
 
 /// A checked judge.
@@ -302,7 +269,7 @@ impl Options {
     fn version(&self, question: Question) -> [u8; 32] {
         let votes = self.votes.to_string();
         let temperature = self.temperature.map_or_else(String::new, |value| value.to_string());
-        let (schema, instructions) = (protocol::schema_text(question), protocol::instructions(question, ""));
+        let (schema, instructions) = (schema_text(question), ask::instructions(question, ""));
         let parts = [
             &self.name,
             &self.metric,

@@ -18,15 +18,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use event_log::Producer;
+use event_log::event::{Event, Feedback, Target};
+use event_log::judge::{Endpoint, Fault};
 use futures::{TryStreamExt, stream};
 use sqlx::PgPool;
 use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::event::{Event, Feedback, Target};
-use crate::judge::{self, Fault, Judge};
-use crate::log::Producer;
+use crate::judge::Judge;
 use crate::rows::judgement::{Answer, Key, Queue, State, Taken};
 use alarm::Alarm;
 use pace::Pace;
@@ -63,7 +64,7 @@ struct Worker {
     queue: Queue,
     producer: Producer,
     judge: Arc<Judge>,
-    endpoint: judge::Endpoint,
+    endpoint: Endpoint,
     alarm: Mutex<Alarm>,
     pace: Mutex<Pace>,
 }

@@ -4,7 +4,7 @@
 //!  POST /v1/feedback, /v1/generations          serving's producer
 //!            │ entry::api                          │
 //!            ▼                                     ▼
-//!      log      Kafka: <prefix>.generation.v1, <prefix>.feedback.v1
+//!   event_log   Kafka: <prefix>.generation.v1, <prefix>.feedback.v1
 //!            │ rows::sink: rows and offsets in one transaction
 //!            │             (unusable records go to the dead-letter queue)
 //!            ▼
@@ -24,7 +24,7 @@
 //! Modules import only from those to their left, so there are no circles:
 //!
 //! ```text
-//!  event ◄ payload, reward ◄ judge ◄ options, clock ◄ validator ◄ log ◄ rows
+//!  reward ◄ judge ◄ options, clock ◄ validator ◄ repaired, rows
 //!        ◄ close, judging, upkeep ◄ entry ◄ service ◄ collector
 //! ```
 
@@ -32,16 +32,12 @@ mod clock;
 mod close;
 pub mod collector;
 mod entry;
-pub mod event;
-pub mod feedback_token;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod judge;
 mod judging;
-pub mod lease;
-pub mod log;
 mod options;
-pub mod payload;
+mod repaired;
 pub mod reward;
 mod rows;
 mod service;
@@ -51,5 +47,6 @@ mod validator;
 pub use close::rescore;
 pub use entry::spool;
 pub use options::Options;
-pub use rows::{context, offset, sink};
+pub use repaired::repaired;
+pub use rows::{offset, sink};
 pub use service::run;

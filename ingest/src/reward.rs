@@ -16,8 +16,8 @@ use uuid::Uuid;
 pub use expression::{EpisodeFacts, Expression, Formula};
 pub use metric::{Level, Metric, MetricType, Optimize};
 
-use crate::event::{Purpose, Value, to_microseconds};
-use crate::lease::Lease;
+use event_log::event::{Purpose, Value, to_microseconds};
+use event_log::lease::Lease;
 
 /// What the trajectory of a surface is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,6 +1,5 @@
 //! From the log into the rows of Postgres.
 
-pub mod context;
 pub(crate) mod feedback;
 pub(crate) mod insert;
 pub(crate) mod join;

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{PoisonError, RwLock};
 
+use event_log::event::{Body, Event, Invalid, Target, time_of};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::clock::Clock;
-use crate::event::{Body, Event, Invalid, Target, time_of};
 use crate::judge::{Judges, SOURCE_PREFIX};
 use crate::reward::Metric;
 
@@ -146,8 +146,8 @@ fn day_of(id: Uuid) -> time::Date {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Feedback, Target, Value};
     use crate::reward::MetricType;
+    use event_log::event::{Feedback, Target, Value};
     use uuid::Uuid;
 
     fn feedback(metric: &str, value: Value, time: OffsetDateTime) -> Event {

@@ -27,7 +27,7 @@ pub use options::{AfterHarm, ArmOptions, ChampionBy, Learning, LearningAlias, Op
 use anyhow::Context;
 use artifact::sign::{SigningKey, TrustedKeys};
 use decide::Rules;
-use ingest::log::Producer;
+use event_log::Producer;
 use sqlx::PgPool;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicI64;

@@ -30,7 +30,7 @@ use axum::Router;
 use connections::Connections;
 use edge::auth::Auth;
 use edge::server::Listener;
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use model::exact::{Arithmetic, Compute};
 use proxy::Proxy;
 use status::Status;

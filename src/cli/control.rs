@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use ingest::log::Producer;
+use event_log::Producer;
 use serving::release::{self, ReleaseService};
 
 use super::App;

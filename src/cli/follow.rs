@@ -119,7 +119,7 @@ impl Args {
 }
 
 /// An engine's machine need not reach the log: then assignments are found by polling the store.
-fn announcements(config: &Config) -> Option<ingest::log::ClientOptions> {
+fn announcements(config: &Config) -> Option<event_log::ClientOptions> {
     match config.kafka_client() {
         Ok(client) => Some(client),
         Err(error) => {

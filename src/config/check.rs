@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
-use ingest::judge::Endpoint;
+use event_log::judge::Endpoint;
 
 use super::Config;
 

@@ -26,7 +26,7 @@ use edge::auth::{Principal, Scope};
 use edge::routes::{Routes, get, post};
 use edge::tenant::OwnerOnly;
 use edge::turns::Turns;
-use ingest::payload::Store as Exports;
+use event_log::payload::Store as Exports;
 use serving::release::ReleaseService;
 use sqlx::{PgConnection, PgPool};
 

@@ -6,7 +6,7 @@ pub mod view;
 
 use std::collections::BTreeMap;
 
-use ingest::log::{DlqEntry, DlqReader, DlqRecord};
+use event_log::{DlqEntry, DlqReader, DlqRecord};
 use page::dead_letters::Count;
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -89,7 +89,7 @@ pub async fn list(
 
 #[cfg(test)]
 pub mod tests {
-    use ingest::log::Position;
+    use event_log::Position;
     use time::macros::datetime;
 
     use super::*;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
 use anyhow::Context;
-use ingest::log::{DlqEntry, DlqPosition, DlqReader, DlqRecord, Position, Producer, Topics};
+use event_log::{DlqEntry, DlqPosition, DlqReader, DlqRecord, Position, Producer, Topics};
 
 use super::Filter;
 
@@ -124,7 +124,7 @@ pub async fn send(
 
 #[cfg(test)]
 mod tests {
-    use ingest::log::ClientOptions;
+    use event_log::ClientOptions;
 
     use super::*;
     use crate::dead_letters::tests::record;

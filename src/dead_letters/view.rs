@@ -1,7 +1,7 @@
 //! How records of the dead-letter queue are listed. A list never shows an event's content. A record's
 //! detail may quote content, because decoders quote what they could not read; such quotes are removed.
 
-use ingest::log::{DlqRecord, ReplayNote};
+use event_log::{DlqRecord, ReplayNote};
 use serde_json::{Value, json};
 
 use crate::cli::output::rfc3339;

@@ -145,8 +145,8 @@ fn allow_connections(wanted: usize) -> anyhow::Result<usize> {
 }
 
 /// The store of long contexts and expert ids, and with it that of exports.
-pub fn payloads(app: &App) -> anyhow::Result<ingest::payload::Store> {
+pub fn payloads(app: &App) -> anyhow::Result<event_log::payload::Store> {
     let url = app.config.ingest.payload_store.as_deref();
     let url = url.context("ingest.payload_store is not set")?;
-    ingest::payload::Store::open(url).with_context(|| format!("open the payload store {url}"))
+    event_log::payload::Store::open(url).with_context(|| format!("open the payload store {url}"))
 }

@@ -37,7 +37,7 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
     .await?;
     register_sampler(config, &pool).await?;
     pool.close().await;
-    ingest::log::ensure_topics(&config.kafka_client()?, config.ingest.partitions)
+    event_log::ensure_topics(&config.kafka_client()?, config.ingest.partitions)
         .await
         .context("create topics")?;
     let keys = config.keys_dir();

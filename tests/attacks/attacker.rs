@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use ingest::event::{Event, Generation};
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
+use event_log::event::{Event, Generation};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ingest::event::{self, Generation};
+use event_log::event::{self, Generation};
 use reqwest::Client;
 use serde_json::{Value, json};
 use time::OffsetDateTime;

@@ -1,7 +1,7 @@
 //! Requests of every size around the limits of the HTTP API, with a key of another tenant. Each has
 //! an answer that is known before.
 
-use ingest::event::{Generation, VersionSpan};
+use event_log::event::{Generation, VersionSpan};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

@@ -1,8 +1,8 @@
 //! What is sent: texts where texts belong, and requests that every role refuses.
 
 use edge::sampler::SamplerKey;
-use ingest::event::{self, Generation, Proof, Sampling, VersionSpan, signed_bytes};
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
+use event_log::event::{self, Generation, Proof, Sampling, VersionSpan, signed_bytes};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::{Value, json};

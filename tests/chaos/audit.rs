@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use event_log::ClientOptions;
+use event_log::event::Event;
+use event_log::{DlqEntry, DlqReader};
 use futures::TryStreamExt;
-use ingest::event::Event;
-use ingest::log::ClientOptions;
-use ingest::log::{DlqEntry, DlqReader};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use sqlx::PgPool;
 use uuid::Uuid;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use event_log::ClientOptions;
+use event_log::Producer;
+use event_log::event::{Body, Event, Target};
 use futures::future::join_all;
-use ingest::event::{Body, Event, Target};
-use ingest::log::ClientOptions;
-use ingest::log::Producer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use ingest::event::Event;
-use ingest::log::Producer;
+use event_log::Producer;
+use event_log::event::Event;
 use sqlx::PgPool;
 
 use super::audit::{behind, number};

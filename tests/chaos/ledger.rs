@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ingest::event::{Body, Event};
+use event_log::event::{Body, Event};
 use uuid::Uuid;
 
 /// Shorter pauses between acknowledgements are not recorded.

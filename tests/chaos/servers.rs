@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use edge::bind::free_ports;
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
@@ -237,7 +237,7 @@ impl Servers {
         })
         .await;
         eventually("the broker answers", START, async || {
-            ingest::log::ensure_topics(&self.client(), 4).await.ok()
+            event_log::ensure_topics(&self.client(), 4).await.ok()
         })
         .await;
     }

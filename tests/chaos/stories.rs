@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingest::event::{self, Body, EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
+use event_log::event::{self, Body, EpisodeEnd, Event, Feedback, Generation, Retraction, Target, Value};
 use rand::Rng;
 use rand::rngs::StdRng;
 use time::OffsetDateTime;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use ingest::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, EpisodeEnd, Event, Feedback, Generation, Target, Value};
 use serde::Deserialize;
 use uuid::Uuid;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ingest::event::Generation;
+use event_log::event::Generation;
 use serde_json::json;
 use tokio::process::{Child, Command};
 

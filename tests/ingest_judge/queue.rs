@@ -1,6 +1,6 @@
 //! The queue of a judge: each text once, in several processes, and no tenant keeps another's waiting.
 
-use ingest::event::Event;
+use event_log::event::Event;
 use ingest::judge;
 use tokio_util::sync::CancellationToken;
 

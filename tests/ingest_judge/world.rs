@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ingest::event::{self, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, Event, Feedback, Generation, Target, Value};
 use ingest::judge;
 use ingest::rescore::{Reader, Request};
 use ingest::reward::{Definition, Metric, MetricType, Outcome, Unit};

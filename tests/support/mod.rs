@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use edge::audit::Actor;
 use edge::auth::Role;
 use edge::auth::key::{self, Grant, NewKey};
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use reqwest::Method;
@@ -80,7 +80,7 @@ impl Stack {
             librdkafka: settings(&servers.kafka_file),
             ..ClientOptions::default()
         };
-        ingest::log::ensure_topics(&kafka, PARTITIONS).await.unwrap();
+        event_log::ensure_topics(&kafka, PARTITIONS).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         Self {
             pool,

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use edge::bind::free_ports;
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use rdkafka::client::ClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::KafkaError;

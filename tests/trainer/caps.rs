@@ -3,7 +3,7 @@
 
 use super::world::{Sampled, World};
 use crate::support::eventually;
-use ingest::event::ANONYMOUS_USER_PREFIX;
+use event_log::event::ANONYMOUS_USER_PREFIX;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use trainer::Options;

@@ -1,7 +1,7 @@
 //! Generations that were logged in parts: assembled and trained on, or dropped with the reason.
 
-use ingest::event::PayloadRef;
-use ingest::payload::{self, TOKEN_IDS};
+use event_log::event::PayloadRef;
+use event_log::payload::{self, TOKEN_IDS};
 use sqlx::PgPool;
 use uuid::Uuid;
 

@@ -7,7 +7,7 @@ use super::offline::{control, get};
 use super::uses::{SOON, dataset, insert, lines, post, run};
 use super::world::{Sampled, World};
 use crate::support::eventually;
-use ingest::payload::{self, TOKEN_IDS};
+use event_log::payload::{self, TOKEN_IDS};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;

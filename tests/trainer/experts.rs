@@ -4,7 +4,7 @@ use super::SOON;
 use super::context::refer;
 use super::world::{Sampled, World, config};
 use crate::support::eventually;
-use ingest::payload::{EXPERTS, Experts};
+use event_log::payload::{EXPERTS, Experts};
 use model::config::{Experts as Mixture, Family, ModelConfig, Scoring};
 use model::exact::ExactModel;
 use model::router::Routing;

@@ -5,7 +5,7 @@ use super::fleet::{Fleet, Wrong};
 use super::world::{POLICY, World};
 use crate::support::eventually;
 use edge::auth::{Auth, AuthOptions};
-use ingest::log::Producer;
+use event_log::Producer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -6,7 +6,7 @@ use super::world::{Sampled, TEST, World, ensure_assigned, register, sampler_key}
 use crate::support::eventually;
 use edge::sampler::{self, SamplerKey};
 use edge::tenant;
-use ingest::event::signed_bytes;
+use event_log::event::signed_bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use time::OffsetDateTime;

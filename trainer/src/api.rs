@@ -24,7 +24,7 @@ use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
-use ingest::payload::Store as Exports;
+use event_log::payload::Store as Exports;
 use serde::Serialize;
 use sqlx::PgPool;
 use std::collections::BTreeMap;

@@ -1,20 +1,20 @@
 //! Judges of offline runs: models behind OpenAI-compatible endpoints whose answer is a reward.
 //!
 //! This file has what `[[trainer.judge]]` says. `run.rs` asks the judges of one run, `stored.rs` keeps
-//! their answers. The words on the wire are those of [`ingest::judge`], which judges what users write.
+//! their answers. A judge of what users write is asked in the same words: [`event_log::judge`].
 
 mod question;
 mod run;
 mod stored;
 
 use anyhow::ensure;
-use ingest::judge::{ApiKey, Endpoint, VOTES_MAX};
+use event_log::judge::{ApiKey, Endpoint, VOTES_MAX};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-pub use ingest::judge::Question;
+pub use event_log::judge::Question;
 pub use question::{Message, Role, Sampling};
 pub use run::{Asked, Error, RunJudges};
 pub use stored::sweep_expired;

@@ -3,6 +3,7 @@
 //! The folders follow the life of a step:
 //!
 //! ```text
+//! context    the full prompt of a generation that was logged turn by turn
 //! dataset/   named queries over closed trajectories, for runs that do not learn from the stream
 //! select/    rewarded trajectories of the database ─► samples; others get the reason why not
 //! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
@@ -21,6 +22,7 @@
 pub mod api;
 #[cfg(feature = "torch")]
 mod computing;
+pub mod context;
 pub mod dataset;
 pub mod judge;
 pub mod learn;

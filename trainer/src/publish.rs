@@ -38,7 +38,7 @@ use artifact::digest::Digest;
 use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
-use ingest::log::Producer;
+use event_log::Producer;
 use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
 use std::path::PathBuf;
@@ -376,7 +376,7 @@ impl Publisher {
     /// Tells followers that a version exists. They also poll, so a failure is only logged.
     pub async fn announce(&self, version: i64) {
         let Some(producer) = &self.announce else { return };
-        let announcement = ingest::log::Announcement {
+        let announcement = event_log::Announcement {
             policy: self.policy.clone(),
             object_key: record::manifest_key(&self.policy, version),
             version,

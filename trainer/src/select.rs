@@ -25,7 +25,7 @@ mod row;
 use crate::learn::advantage::Credit;
 use crate::learn::sample::ModelLimits;
 use crate::runs::claim::{self, Claim};
-use ingest::payload::Store as Payloads;
+use event_log::payload::Store as Payloads;
 use sqlx::{PgConnection, PgPool};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -189,7 +189,7 @@ pub async fn closed(
     ids: &[Uuid],
     limits: &ModelLimits,
     answers: Answers,
-) -> Result<Assembled, ingest::context::Error> {
+) -> Result<Assembled, crate::context::Error> {
     let mut connection = pool.acquire().await?;
     let mut assembled = check_and_read(&mut connection, payloads, ids.to_vec(), None, limits, answers).await?;
     match assembled.unavailable.take() {

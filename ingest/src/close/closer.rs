@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use event_log::event::{Purpose, Target};
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,6 @@ use uuid::Uuid;
 
 use super::judged::{Needs, UNSCORED, Without, judges_of};
 use super::unscored::Unscored;
-use crate::event::{Purpose, Target};
 use crate::judge::Judges;
 use crate::reward::episode::LATE_TURN;
 use crate::reward::stored::Surfaces;

@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 
+use event_log::event::Target;
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use crate::event::Target;
 use crate::judge::{Judge, Judges};
 use crate::reward::Rule;
 use crate::reward::episode::Divided;

@@ -12,12 +12,12 @@ mod episodes;
 use std::collections::BTreeMap;
 
 use anyhow::Context;
+use event_log::event::{Purpose, Target};
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::judged::{Needs, UNSCORED, judges_of};
-use crate::event::{Purpose, Target};
 use crate::judge::Judges;
 use crate::reward::{Closing, Outcome, Rule, Signal, score, starts_at};
 use crate::rows::feedback::{self, FeedbackRow, Needed, Page, RetractionRow};

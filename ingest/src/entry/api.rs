@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use axum::{Extension, Json as Answer, Router, middleware};
 use edge::auth::Auth;
+use event_log::payload::Store;
 use serde::Serialize;
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -49,7 +50,6 @@ use utoipa_axum::routes;
 
 use crate::entry::destination::Destination;
 use crate::options::Options;
-use crate::payload::Store;
 use crate::upkeep::retention::Room;
 use crate::validator::Validator;
 use answer::MethodNotAllowed;

@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 
-use crate::event::{EpisodeEnd, FeedbackFields, Generation, Invalid, Retraction};
+use event_log::event::{EpisodeEnd, FeedbackFields, Generation, Invalid, Retraction};
 
 /// The kind of an event, as `type` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]

@@ -8,10 +8,10 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
+use event_log::event::{Event, Invalid};
+use event_log::{self as log, Producer};
 
 use crate::entry::spool::{self, Spool};
-use crate::event::{Event, Invalid};
-use crate::log::{self, Producer};
 
 /// On a collector's answers: `spooled` means on its disk but not yet in the log.
 const ACKNOWLEDGED: HeaderName = HeaderName::from_static("springtide-acknowledged");

@@ -41,7 +41,7 @@ use std::sync::mpsc::{self, SyncSender, TrySendError};
 use anyhow::Context;
 use tokio::sync::oneshot;
 
-use crate::event::Event;
+use event_log::event::Event;
 use folder::{Folder, Storage};
 pub(crate) use forward::Forwarder;
 pub use options::Options;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::event::Value;
+use event_log::event::Value;
+
 use crate::options::Options;
 use crate::reward::{Closing, Definition, EpisodeFacts, Expression, Metric, MetricType, Outcome, Rule, Signal, score};
 

@@ -1,13 +1,13 @@
 //! The dead-letter queue: its records with headers, repaired events, and positions.
 
+use event_log::event;
+use event_log::event::proto;
+use event_log::kafka::ClientOptions;
+use event_log::{DeadLetter, DlqEntry, DlqPosition, DlqRecord, Reason};
 use prost::Message as _;
 use rdkafka::message::{Header, OwnedHeaders, OwnedMessage, Timestamp};
 
 use super::{events, requests};
-use crate::event;
-use crate::event::proto;
-use crate::log::kafka::ClientOptions;
-use crate::log::{DeadLetter, DlqEntry, DlqPosition, DlqRecord, Reason, replay};
 use crate::options::Options;
 
 const TOPIC: &str = "springtide.dlq.v1";
@@ -84,7 +84,7 @@ fn check_rewritten(record: &DlqRecord) {
 
 /// A repaired event in JSON.
 pub(super) fn repair(input: &[u8]) -> bool {
-    let Ok(event) = replay::repaired(&Options::default(), input, event::now()) else {
+    let Ok(event) = crate::repaired(&Options::default(), input, event::now()) else {
         return false;
     };
     events::check(&event, input.len());

@@ -1,12 +1,12 @@
 //! The canonical forms of an event: Protobuf, JSON, and the request with which a collector forwards
 //! it.
 
+use event_log::event::proto;
+use event_log::event::{Body, Event, Target};
 use prost::Message;
 use serde_json::Value;
 
 use super::requests;
-use crate::event::proto;
-use crate::event::{Body, Event, Target};
 
 /// Limits of an event's Protobuf size: bytes per input byte (a digit and its comma become a 32-bit
 /// float), and bytes for fields that get defaults.

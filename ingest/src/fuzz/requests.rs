@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, Method, Request, Uri};
 use edge::auth::Auth;
+use event_log::event::Event;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
@@ -16,7 +17,6 @@ use super::events;
 use crate::entry::api::Api;
 use crate::entry::destination::Destination;
 use crate::entry::spool;
-use crate::event::Event;
 use crate::options::Options;
 use crate::validator::Validator;
 
@@ -131,7 +131,7 @@ impl Harness {
             .body;
         let body = body.to_string();
         // The collector's limits are the upstream's.
-        if body.len() > REQUEST_BYTES_MAX || event.time > crate::event::now() {
+        if body.len() > REQUEST_BYTES_MAX || event.time > event_log::event::now() {
             return;
         }
         let events = self.take(post("/v1/events", STRUCTURED, body.clone().into()));
@@ -163,7 +163,7 @@ pub(super) fn forwarded(event: &Event) {
     HARNESS.with(|harness| {
         // Skips events that break other rules than those of the wire format.
         let validator = Validator::new(Options::default().metrics().unwrap(), time::Duration::ZERO);
-        if validator.check(event, crate::event::now()).is_ok() {
+        if validator.check(event, event_log::event::now()).is_ok() {
             harness.forwarded(event);
         }
     });

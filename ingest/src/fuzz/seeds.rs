@@ -2,20 +2,20 @@
 //! and typical requests.
 
 use async_compression::tokio::write::{GzipEncoder, ZstdEncoder};
+use event_log::event::proto;
+use event_log::event::{Body, Event};
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
 use crate::entry::spool;
-use crate::event::proto;
-use crate::event::{Body, Event};
 use crate::options::Options;
 
 const FIXTURES: [&str; 4] = [
-    include_str!("../../fixtures/generation-v1.hex"),
-    include_str!("../../fixtures/feedback-v1.hex"),
-    include_str!("../../fixtures/retraction-v1.hex"),
-    include_str!("../../fixtures/episode-end-v1.hex"),
+    include_str!("../../log/fixtures/generation-v1.hex"),
+    include_str!("../../log/fixtures/feedback-v1.hex"),
+    include_str!("../../log/fixtures/retraction-v1.hex"),
+    include_str!("../../log/fixtures/episode-end-v1.hex"),
 ];
 
 pub(super) fn protobuf() -> Vec<Vec<u8>> {

@@ -1,7 +1,6 @@
-use super::protocol::schema_text;
 use super::*;
-use crate::event::Value;
 use crate::reward::Level;
+use event_log::event::Value;
 use serde_json::{Value as Json, json};
 
 fn metrics() -> Vec<Metric> {

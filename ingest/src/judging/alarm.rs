@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::judge::{Fault, Judge};
+use event_log::judge::Fault;
+
+use crate::judge::Judge;
 
 /// The share of faults is of this many latest requests.
 const WINDOW: usize = 100;

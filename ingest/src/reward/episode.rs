@@ -12,15 +12,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use event_log::event::{Purpose, Value, to_microseconds};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::{Closing, EpisodeFacts, Outcome, Rule, Signal};
-use crate::event::{Purpose, Value, to_microseconds};
+pub(crate) use event_log::event::TURNS_MAX;
 
-/// Turns of an episode that is scored. One with more is censored at once, so that nobody's episode
-/// fills the memory or stays open for ever.
-pub(crate) const TURNS_MAX: usize = 4_096;
 /// Open turns of an episode, also those that came after its end. Further ones do not join it.
 pub(crate) const OPEN_TURNS_MAX: usize = 2 * TURNS_MAX;
 /// How long after its first turn further turns may join an episode. Retention keeps its week, and the

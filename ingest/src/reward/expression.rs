@@ -29,9 +29,9 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail, ensure};
 use cel::common::ast::{EntryExpr, Expr};
 use cel::{Context, Program, Value};
+use event_log::event;
 
 use super::{Closing, Metric, MetricType, Signal};
-use crate::event;
 
 /// Variables that are not metrics.
 const OF_GENERATION: &[&str] = &["all", "declined", "shown", "tokens", "finish_reason"];

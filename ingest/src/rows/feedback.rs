@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use event_log::event::{TEXT_BYTES_MAX, Value};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::event::{TEXT_BYTES_MAX, Value};
 use crate::reward::{Rule, Signal};
 
 /// Events of a metric about one generation or episode that count, by event time.

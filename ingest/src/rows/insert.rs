@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use event_log::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Sampling, Target, Value, time_of};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::record::Record;
-use crate::event::{EpisodeEnd, Event, Feedback, Generation, Retraction, Sampling, Target, Value, time_of};
 use crate::reward::episode::{JOIN_MAX, OPEN_TURNS_MAX, TURNS_MAX};
 use crate::reward::starts_at;
 use crate::reward::stored::Surfaces;

@@ -11,12 +11,12 @@
 
 mod queue;
 
+use event_log::event::{Feedback, Target, Value};
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 
 use super::feedback::SIGNALS_MAX;
 use super::insert::Row;
-use crate::event::{Feedback, Target, Value};
 use crate::judge::Judges;
 pub(crate) use queue::{Answer, Key, Queue, State, Taken};
 

@@ -1,15 +1,13 @@
 //! A record that the sink has read: its event, or why it cannot be used.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use edge::trace;
-use rdkafka::message::{BorrowedMessage, Headers, Message};
+use event_log::event::{Event, Undecodable};
+use event_log::{DeadLetter, Position, Reason, kafka};
+use rdkafka::message::{BorrowedMessage, Message};
 use time::OffsetDateTime;
 use tracing::Span;
 
 use crate::clock::Times;
-use crate::event::{Event, Undecodable};
-use crate::log::{DeadLetter, Position, Reason};
 use crate::validator::Validator;
 
 /// Exporters keep this many links of a span. All records still link to their transaction.
@@ -39,18 +37,10 @@ impl Record {
     pub(crate) fn read(message: &BorrowedMessage<'_>, follows: i64, validator: &Validator) -> Self {
         let mut content_type = "application/protobuf".to_owned();
         let mut trace_headers = Vec::new();
-        let headers = message.headers();
-        for index in 0..headers.map_or(0, Headers::count) {
-            // The library panics at a name that is not UTF-8. None of ours are such.
-            let header = catch_unwind(AssertUnwindSafe(|| headers.map(|headers| headers.get(index))));
-            let Ok(Some(header)) = header else { continue };
-            let value = header.value.and_then(|value| str::from_utf8(value).ok());
-            let Some(value) = value else { continue };
-            match header.key {
+        for (key, value) in kafka::headers(message) {
+            match key {
                 "content-type" => value.clone_into(&mut content_type),
-                "traceparent" | "tracestate" => {
-                    trace_headers.push((header.key.to_owned(), value.to_owned()));
-                }
+                "traceparent" | "tracestate" => trace_headers.push((key.to_owned(), value.to_owned())),
                 _ => {}
             }
         }

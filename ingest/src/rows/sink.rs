@@ -19,6 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use event_log::event;
+use event_log::kafka::ClientOptions;
+use event_log::{Position, Producer, unreadable};
 use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -27,10 +30,7 @@ use time::OffsetDateTime;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::event;
 use crate::judge::Judges;
-use crate::log::kafka::ClientOptions;
-use crate::log::{Position, Producer, unreadable};
 use crate::reward::stored::Surfaces;
 use crate::rows::offset;
 use crate::rows::record::Record;

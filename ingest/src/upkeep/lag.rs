@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use event_log::kafka::{self, ClientOptions};
 use rdkafka::consumer::BaseConsumer;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
-use crate::log::kafka::{self, ClientOptions};
 use crate::rows::offset::{EventLog, Slot};
 use crate::validator::Validator;
 

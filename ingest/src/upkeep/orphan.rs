@@ -8,14 +8,14 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use event_log::event::{Event, Feedback, Target};
+use event_log::{DeadLetter, Producer, Reason};
 use futures::future::try_join_all;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::event::{Event, Feedback, Target};
-use crate::log::{DeadLetter, Producer, Reason};
 use crate::rows::feedback;
 use crate::rows::transaction::begin;
 

@@ -21,12 +21,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use event_log::payload;
 use sqlx::{Connection, PgConnection, PgPool};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::payload;
 use crate::rows::offset::{self, EventLog};
 use crate::validator::Validator;
 

@@ -6,12 +6,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::Context;
+use event_log::payload::{self, Key, Object};
 use futures::TryStreamExt;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 
-use crate::payload::{self, Key, Object};
 use crate::rows::offset::{self, EventLog};
 
 /// Between two sweeps of all processes together.

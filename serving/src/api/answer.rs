@@ -7,7 +7,7 @@ pub use chat::call_id;
 
 use super::outcome::{ChoiceOutcome, EchoedPrompt, FinishedChoice, SampledToken};
 use super::request::GenerationRequest;
-use ingest::event::FinishReason;
+use event_log::event::FinishReason;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use text::answer::{Layout, Parser, Part};

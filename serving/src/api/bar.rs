@@ -9,7 +9,7 @@ use super::outcome::SampledToken;
 use super::request::GenerationRequest;
 use super::shadow;
 use crate::routing::Route;
-use ingest::event::Purpose;
+use event_log::event::Purpose;
 
 /// The lowest probability that a choice is shown at. `None`: it is shown whatever its probability,
 /// because

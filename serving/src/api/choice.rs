@@ -16,8 +16,8 @@ use crate::engine::{Constraint, Finish, LoadedVersion, SampleEvent, SampleReques
 use crate::options::LogAway;
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, Purpose, signed_bytes};
-use ingest::{feedback_token, log, payload};
+use event_log::event::{Body, Event, FinishReason, Generation, PayloadRef, Proof, Purpose, signed_bytes};
+use event_log::{self as log, feedback_token, payload};
 use model::router::Routing;
 use model::sampling::Params;
 use std::sync::Arc;

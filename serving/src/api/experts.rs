@@ -1,10 +1,10 @@
 //! Encodes which experts a mixture-of-experts model used, as a payload that is stored before its
 //! generation is logged.
 
-use ingest::payload::{Experts, Malformed};
+use event_log::payload::{Experts, Malformed};
 use model::router::Routing;
 
-/// The payload of type [`ingest::payload::EXPERTS`]: the routing of the first `tokens` tokens, by
+/// The payload of type [`event_log::payload::EXPERTS`]: the routing of the first `tokens` tokens, by
 /// token, then layer. `count`: experts per layer.
 pub fn encode(routing: &Routing, tokens: usize, count: u16) -> Result<Vec<u8>, Malformed> {
     let layers = routing.layers();

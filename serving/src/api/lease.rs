@@ -1,11 +1,11 @@
-//! Requests whose base URL carries a lease ([`ingest::lease`]). They become turns of its rollout.
+//! Requests whose base URL carries a lease ([`event_log::lease`]). They become turns of its rollout.
 
 use super::request::{GenerationRequest, name, usual_priority};
 use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::request::Parts;
 use edge::Problem;
-use ingest::event::Purpose;
-use ingest::lease::Lease;
+use event_log::event::Purpose;
+use event_log::lease::Lease;
 
 /// Priorities of runs are −100 to 100.
 const RUN_PRIORITY_MAX: i32 = 100;

@@ -2,7 +2,7 @@
 //! answer.
 
 use crate::engine::TokensOfVersion;
-use ingest::event::{Constraint, FinishReason};
+use event_log::event::{Constraint, FinishReason};
 use serde::Serialize;
 use std::sync::Arc;
 use uuid::Uuid;

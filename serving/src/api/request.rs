@@ -9,10 +9,10 @@ use crate::engine::{self, Ends, LoadedVersion, TrafficClass};
 use crate::options::Options;
 use crate::routing::Route;
 use edge::Problem;
-use ingest::event::{
+use event_log::event::{
     ANONYMOUS_USER_PREFIX, LOGIT_BIASES_MAX, NAME_BYTES_MAX, PROMPT_TOKENS_MAX, Purpose, SAMPLED_TOKENS_MAX,
 };
-use ingest::lease::Lease;
+use event_log::lease::Lease;
 use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -20,7 +20,7 @@ use edge::Problem;
 use edge::auth::Principal;
 use edge::intake::Held;
 use edge::json::Json;
-use ingest::event::FinishReason;
+use event_log::event::FinishReason;
 use output::Output;
 use serde::Serialize;
 use serde_json::{Value, json};

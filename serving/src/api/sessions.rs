@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ingest::event::{Generation, Prefix};
-use ingest::payload;
+use event_log::event::{Generation, Prefix};
+use event_log::payload;
 use uuid::Uuid;
 
 /// Tokens remembered over all sessions: 32 MiB.

@@ -10,7 +10,7 @@ use super::choice::ChoiceTask;
 use super::deadline::Deadline;
 use super::request::{GenerationRequest, usual_priority};
 use crate::routing::Route;
-use ingest::event::Purpose;
+use event_log::event::Purpose;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};

@@ -21,9 +21,9 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
-use ingest::event::{Body as EventBody, FinishReason, Generation, Purpose, signed_bytes};
-use ingest::feedback_token::FeedbackToken;
-use ingest::payload::{Experts, Store as Payloads};
+use event_log::event::{Body as EventBody, FinishReason, Generation, Purpose, signed_bytes};
+use event_log::feedback_token::FeedbackToken;
+use event_log::payload::{Experts, Store as Payloads};
 use model::router;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -820,7 +820,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         line: "realtime".into(),
         versions: Vec::new(),
         replica: "replica-1".into(),
-        purpose: ingest::event::Purpose::Production,
+        purpose: event_log::event::Purpose::Production,
         run_id: None,
         task_id: None,
         group_id: None,
@@ -838,7 +838,7 @@ pub(super) fn generation(prompt_ids: Vec<u32>) -> Generation {
         temperature: 1.0,
         top_p: 1.0,
         seed: None,
-        finish_reason: ingest::event::FinishReason::Stop,
+        finish_reason: event_log::event::FinishReason::Stop,
         declined: false,
         shown: None,
         consent: true,

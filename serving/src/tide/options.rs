@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use edge::window::Window;
-use ingest::judge::Endpoint;
+use event_log::judge::Endpoint;
 use serde::{Deserialize, Serialize};
 
 /// When and how much rollouts and evaluations may use.

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use ingest::log::{DlqPosition, DlqReader};
+use event_log::{DlqPosition, DlqReader};
 use page::dead_letters::Count;
 
 use super::App;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use ingest::event::{Event, now};
-use ingest::log::replay::repaired;
-use ingest::log::{DlqPosition, DlqReader, DlqRecord, Producer};
+use event_log::event::{Event, now};
+use event_log::{DlqPosition, DlqReader, DlqRecord, Producer};
+use ingest::repaired;
 
 use crate::cli::output::Confirm;
 use crate::config::Config;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ingest::log::DlqRecord;
+use event_log::DlqRecord;
 use serde_json::Value;
 
 use crate::cli::output::{cell, hex, rfc3339, table};
@@ -82,7 +82,7 @@ pub fn content(record: &DlqRecord) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use ingest::log::{Position, ReplayNote};
+    use event_log::{Position, ReplayNote};
 
     use super::*;
     use crate::dead_letters::tests::record as sample;

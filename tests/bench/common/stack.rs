@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context;
-use ingest::log::ClientOptions;
+use event_log::ClientOptions;
 use serde::Deserialize;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
@@ -97,7 +97,7 @@ impl Stack {
                 .collect(),
             ..ClientOptions::default()
         };
-        ingest::log::ensure_topics(&kafka, partitions).await?;
+        event_log::ensure_topics(&kafka, partitions).await?;
         Ok(Room {
             pool,
             database_url,

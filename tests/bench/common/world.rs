@@ -160,7 +160,7 @@ impl World {
             store: store.with_threads(Threads::ONE),
             key: Arc::new(SigningKey::load_or_create(&keys_dir, "trainer")?),
             keys_dir,
-            announce: Some(ingest::log::Producer::new(&self.room.kafka)?),
+            announce: Some(event_log::Producer::new(&self.room.kafka)?),
             policy: POLICY.into(),
             checkpoint_every: CHECKPOINT_EVERY,
             run_states_kept: 2,

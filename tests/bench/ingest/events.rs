@@ -3,10 +3,10 @@
 //! generations per generation. They are prepared in advance; only ids and times are written over
 //! placeholders, so that producing the load costs little.
 
-use ingest::event::{
+use event_log::event::{
     Event, Feedback, FinishReason, Generation, PayloadRef, Purpose, Target, Value, VersionSpan, now, to_microseconds,
 };
-use ingest::payload::TOKEN_IDS;
+use event_log::payload::TOKEN_IDS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
@@ -89,12 +89,12 @@ impl Events {
         event.id = id.to_string();
         event.time = now();
         let is_generation = match &mut event.body {
-            ingest::event::Body::Generation(generation) => {
+            event_log::event::Body::Generation(generation) => {
                 generation.id = id;
                 generation.episode_id = id;
                 true
             }
-            ingest::event::Body::Feedback(feedback) => {
+            event_log::event::Body::Feedback(feedback) => {
                 feedback.id = id;
                 feedback.target = Target::Generation(about);
                 false
@@ -137,8 +137,8 @@ impl Template {
     fn new(event: Event) -> Self {
         let mut item = json!({"source": event.source, "id": event.id, "time": TIME_PLACEHOLDER});
         match &event.body {
-            ingest::event::Body::Generation(generation) => item["generation"] = json!(generation),
-            ingest::event::Body::Feedback(feedback) => item["feedback"] = json!(feedback),
+            event_log::event::Body::Generation(generation) => item["generation"] = json!(generation),
+            event_log::event::Body::Feedback(feedback) => item["feedback"] = json!(feedback),
             _ => {}
         }
         let json = item.to_string().into_bytes();

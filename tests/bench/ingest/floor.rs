@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
+use event_log::ClientOptions;
+use event_log::event::{Body, Event, Target, Value, time_of};
 use futures::SinkExt;
-use ingest::event::{Body, Event, Target, Value, time_of};
-use ingest::log::ClientOptions;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use event_log::ClientOptions;
+use event_log::event::PayloadRef;
+use event_log::payload::TOKEN_IDS;
 use futures::future::try_join_all;
-use ingest::event::PayloadRef;
-use ingest::log::ClientOptions;
-use ingest::payload::TOKEN_IDS;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use uuid::Uuid;
 
@@ -76,12 +76,12 @@ impl Way for Http {
 #[derive(Clone)]
 pub struct Bare {
     producer: FutureProducer,
-    topics: Arc<ingest::log::Topics>,
+    topics: Arc<event_log::Topics>,
 }
 
 impl Bare {
     pub fn new(options: &ClientOptions) -> anyhow::Result<Self> {
-        let config = options.config(ingest::log::PRODUCER_SETTINGS);
+        let config = options.config(event_log::PRODUCER_SETTINGS);
         Ok(Self {
             producer: config.create().context("create producer")?,
             topics: Arc::new(options.topics()),

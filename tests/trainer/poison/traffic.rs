@@ -4,7 +4,7 @@
 use super::super::world::{POLICY, sampler_key};
 use super::policy::{self, ATTACKED, PLANTED, QUESTIONS, VOCABULARY};
 use super::{Attack, COHORT, HONEST_IN_A_ROUND, Plan};
-use ingest::event::{self, signed_bytes};
+use event_log::event::{self, signed_bytes};
 use model::exact::ExactModel;
 use model::sampling::Source;
 use serde_json::json;

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
-use ingest::event::NAME_BYTES_MAX;
+use event_log::event::NAME_BYTES_MAX;
 use serde::Deserialize;
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeSet;

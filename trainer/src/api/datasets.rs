@@ -18,8 +18,8 @@ use edge::json::Json;
 use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
+use event_log::payload::Store;
 use futures::{StreamExt, stream};
-use ingest::payload::Store;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -258,19 +258,21 @@ fn file(
     exports: Store,
     tenant: String,
     exported: Exported,
-) -> impl futures::Stream<Item = Result<bytes::Bytes, ingest::payload::Error>> {
+) -> impl futures::Stream<Item = Result<bytes::Bytes, event_log::payload::Error>> {
     stream::iter(exported.parts).then(move |part| {
         let (exports, tenant) = (exports.clone(), tenant.clone());
         async move { exports.get(&tenant, &part).await }
     })
 }
 
-fn unreadable(error: ingest::payload::Error) -> Problem {
+fn unreadable(error: event_log::payload::Error) -> Problem {
     match error {
-        ingest::payload::Error::Missing => Problem::not_found(
+        event_log::payload::Error::Missing => Problem::not_found(
             "the file of this export has been deleted, as files are that nothing refers to: export again",
         ),
-        ingest::payload::Error::Unavailable { .. } => Problem::unavailable("the store of payloads does not answer", 2),
+        event_log::payload::Error::Unavailable { .. } => {
+            Problem::unavailable("the store of payloads does not answer", 2)
+        }
         error => Problem::internal(error),
     }
 }

@@ -16,7 +16,7 @@ use edge::auth::Principal;
 use edge::json::Json;
 use edge::path::Path;
 use edge::problem::Problem;
-use ingest::lease;
+use event_log::lease;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

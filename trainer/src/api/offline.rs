@@ -178,7 +178,7 @@ pub struct Exported {
     /// The lowest id of a generation.
     pub oldest: Option<Uuid>,
     /// Exports of the run's tenant that make the file, one after another. Empty: it has been deleted.
-    pub parts: Vec<ingest::payload::PayloadRef>,
+    pub parts: Vec<event_log::payload::PayloadRef>,
 }
 
 #[cfg(test)]

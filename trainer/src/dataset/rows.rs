@@ -1,8 +1,8 @@
 //! What was logged of a generation, and its reward, as a row of an export: exactly the ids and
 //! log-probabilities that were logged, with the whole prompt.
 
-use ingest::context;
-use ingest::payload::Store as Payloads;
+use crate::context;
+use event_log::payload::Store as Payloads;
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;

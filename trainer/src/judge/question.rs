@@ -1,6 +1,6 @@
 //! What a judge is asked: messages, how it samples, and the digest that names the question.
 
-use ingest::judge::Question;
+use event_log::judge::Question;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
@@ -92,7 +92,7 @@ impl Vote<'_> {
 
     /// The body of the request.
     pub fn request(&self) -> Json {
-        let mut body = ingest::judge::request(self.question, self.model, &json!(self.messages));
+        let mut body = event_log::judge::request(self.question, self.model, &json!(self.messages));
         let sampling = self.sampling;
         for (field, value) in [
             ("temperature", sampling.temperature.map(|value| json!(value))),

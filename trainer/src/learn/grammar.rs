@@ -7,7 +7,7 @@
 
 use artifact::checkpoint::Checkpoint;
 use bytes::Bytes;
-use ingest::event::Constraint;
+use event_log::event::Constraint;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -2,7 +2,7 @@
 //! never re-tokenized. It is a trajectory, or a turn of one.
 
 use crate::learn::grammar::{Grammars, Masks};
-use ingest::event::Sampling;
+use event_log::event::Sampling;
 use model::config::Experts;
 use model::router::Routing;
 use model::sampling::Params;

@@ -9,6 +9,7 @@
 
 mod context;
 mod error;
+mod formula;
 mod grade;
 mod python;
 mod score;
@@ -16,7 +17,6 @@ mod template;
 
 use crate::runs::random::Random;
 use anyhow::ensure;
-use ingest::reward::Formula;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 pub use context::Context;
 pub use error::{Cause, Error};
+use formula::Formula;
 pub use python::{Options as SandboxOptions, Sandboxes};
 pub use score::{Rubric, ScoreModel};
 

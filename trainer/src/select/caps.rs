@@ -27,7 +27,7 @@
 //! [`Recent::fitting`] decides one by one about the rest.
 
 use crate::learn::sample::Sample;
-use ingest::event::ANONYMOUS_USER_PREFIX;
+use event_log::event::ANONYMOUS_USER_PREFIX;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use time::{Duration, OffsetDateTime};

@@ -1,14 +1,14 @@
-//! Turns rows into samples. Prompts that were logged in parts are assembled by `ingest`. A row
+//! Turns rows into samples. [`crate::context`] assembles prompts that were logged in parts. A row
 //! whose context is lost is dropped with a code, and so is one without a valid signature or with
-//! sampling that a caller steered or that cannot be computed again. A row whose parent may still arrive, or whose object store is
-//! unavailable, waits.
+//! sampling that a caller steered or that cannot be computed again. A row whose parent may still
+//! arrive, or whose object store is unavailable, waits.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use ingest::context::{Broken, Error, ExpertPayloads, Lineages};
-use ingest::payload::{Experts, Store};
+use crate::context::{Broken, Error, ExpertPayloads, Lineages};
+use event_log::payload::{Experts, Store};
 use model::router::Routing;
 use sqlx::PgConnection;
 use tokio::task::JoinError;

@@ -4,7 +4,7 @@
 //! assignments (`faults.sql`). Here the signature itself is verified, also if the sink has done so.
 
 use edge::sampler;
-use ingest::event::signed_bytes;
+use event_log::event::signed_bytes;
 
 use super::row::Row;
 

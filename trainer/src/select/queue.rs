@@ -8,7 +8,7 @@ use super::context::Assembled;
 use super::{Checks, Coded, Criteria, DECIDED_AT_ONCE_MAX, drop_generations, first_id_of_the_last, row};
 use crate::learn::sample::{Sample, Turn};
 use crate::runs::claim::{self, Claim};
-use ingest::payload::Store as Payloads;
+use event_log::payload::Store as Payloads;
 use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};

@@ -2,7 +2,7 @@
 
 use super::{Answers, Coded, check_and_read};
 use crate::learn::sample::{ModelLimits, Sample, Turn};
-use ingest::payload::Store as Payloads;
+use event_log::payload::Store as Payloads;
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::context::Stored;
 use crate::learn::explore;
 use crate::learn::sample::{Behavior, Sample};
-use ingest::event::{Constraint, Sampling};
+use event_log::event::{Constraint, Sampling};
 use sqlx::PgConnection;
 use sqlx::types::Json;
 use std::sync::Arc;

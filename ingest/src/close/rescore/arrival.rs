@@ -75,9 +75,9 @@ pub(super) fn seen(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Value;
     use crate::reward::{Definition, Metric, MetricType, Outcome, score};
     use crate::rows::feedback::{FeedbackRow, RetractionRow};
+    use event_log::event::Value;
     use time::macros::datetime;
     use uuid::Uuid;
 

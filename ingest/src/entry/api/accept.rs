@@ -10,15 +10,15 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use edge::problem::Problem;
+use event_log as log;
+use event_log::event::{Event, Invalid};
 
 use super::answer::invalid;
 use super::known::Key;
 use super::recent::{self, Digest, Name};
 use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
-use crate::event::{Event, Invalid};
 use crate::judge::SOURCE_PREFIX;
-use crate::log;
 
 /// A valid event.
 #[derive(Debug)]
@@ -250,7 +250,7 @@ fn send_problem(error: destination::Error) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{self, Feedback, Target, Value};
+    use event_log::event::{self, Feedback, Target, Value};
     use uuid::Uuid;
 
     fn event(id: &str, value: bool) -> Event {

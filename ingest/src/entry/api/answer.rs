@@ -6,7 +6,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use utoipa::{IntoResponses, ToResponse, ToSchema};
 
-use crate::event::Invalid;
+use event_log::event::Invalid;
 
 /// The answer to an event that breaks a rule.
 pub(super) fn invalid(error: &Invalid) -> Problem {

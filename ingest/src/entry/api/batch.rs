@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
+use event_log::event::{self, Body, EpisodeEnd, Event, Feedback, FeedbackFields, Generation, Retraction};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
@@ -22,7 +23,6 @@ use super::answer::{Outcome, Outcomes, Refusal};
 use super::body::{self, FEEDBACK_BYTES_MAX, JsonText};
 use super::dryrun::Taken;
 use super::{Api, dryrun, tally};
-use crate::event::{self, Body, EpisodeEnd, Event, Feedback, FeedbackFields, Generation, Retraction};
 
 /// An event without its tenant, which comes from the API key. It has exactly one of the four
 /// bodies.

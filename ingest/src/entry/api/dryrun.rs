@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use edge::problem::Problem;
+use event_log::event::{Body, Event, Target};
 use serde::Deserialize;
 use sqlx::PgPool;
 use time::OffsetDateTime;
@@ -15,7 +16,6 @@ use uuid::Uuid;
 use super::Api;
 use super::accept::{Checked, Lookup};
 use super::answer::{JoinOutcome, Preview, TargetState};
-use crate::event::{Body, Event, Target};
 
 /// The query parameters of every endpoint that takes events.
 #[derive(Debug, Clone, Copy, Default, Deserialize, IntoParams)]

@@ -8,13 +8,13 @@ use axum::response::{IntoResponse, Response};
 use edge::auth::Principal;
 use edge::problem::Problem;
 use edge::query::Query;
+use event_log::event::{self, Body, Event};
 use serde_json::value::RawValue;
 use time::OffsetDateTime;
 
 use super::answer::{AcceptedEvent, AcceptedEvents, Outcomes, Refusal, invalid};
 use super::{Api, batch, body, dryrun};
 use crate::entry::cloudevents::{self, Data, Envelope, Kind, Structured};
-use crate::event::{self, Body, Event};
 
 const STRUCTURED: &str = "application/cloudevents+json";
 const BATCHED: &str = "application/cloudevents-batch+json";

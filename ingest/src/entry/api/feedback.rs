@@ -18,9 +18,9 @@ use super::dryrun;
 use super::idempotency::{IdempotencyKey, Identity, Untrusted};
 use super::{Api, SOURCE};
 // utoipa treats any type named `Value` as arbitrary JSON.
-use crate::event::Value as FeedbackValue;
-use crate::event::{self, Event, Feedback};
-use crate::feedback_token::FeedbackToken;
+use event_log::event::Value as FeedbackValue;
+use event_log::event::{self, Event, Feedback};
+use event_log::feedback_token::FeedbackToken;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -5,6 +5,7 @@ use axum::extract::State;
 use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
+use event_log::event::{self, Generation};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -15,7 +16,6 @@ use super::body::{self, JsonText};
 use super::dryrun;
 use super::idempotency::IdempotencyKey;
 use super::{Api, SOURCE};
-use crate::event::{self, Generation};
 
 /// The members of the request that are not the generation's. A second pass reads them, because
 /// flattening both into one struct would buffer every token.

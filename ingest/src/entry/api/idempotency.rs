@@ -19,7 +19,7 @@ use edge::problem::Problem;
 use time::OffsetDateTime;
 use uuid::{Builder, Uuid};
 
-use crate::event::{Invalid, Target, time_of};
+use event_log::event::{Invalid, Target, time_of};
 
 const HEADER: &str = "idempotency-key";
 const KEY_BYTES_MAX: usize = 255;

@@ -12,6 +12,8 @@ use axum::http::HeaderMap;
 use edge::auth::{Principal, Scope};
 use edge::path::Path;
 use edge::problem::Problem;
+use event_log::event::{Body, Event, Invalid, PayloadRef};
+use event_log::payload::{self, Store};
 use futures::StreamExt;
 use futures::stream;
 use serde::Serialize;
@@ -20,8 +22,6 @@ use utoipa::ToSchema;
 use super::Api;
 use super::answer::{NoSuchPath, Refusal, invalid};
 use super::body;
-use crate::event::{Body, Event, Invalid, PayloadRef};
-use crate::payload::{self, Store};
 
 /// How long checking a payload may take. After that the event is accepted unchecked.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);

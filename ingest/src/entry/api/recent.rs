@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use crate::event::{Event, time_of};
+use event_log::event::{Event, time_of};
 
 /// Events of each of the two generations. Both take about 13 MiB when they are full.
 const EVENTS_MAX: usize = 100_000;
@@ -108,7 +108,7 @@ pub(super) fn is_new(id: &str, now: OffsetDateTime) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{self, EpisodeEnd, Feedback, Target, Value};
+    use event_log::event::{self, EpisodeEnd, Feedback, Target, Value};
 
     fn name(number: usize) -> Name {
         let mut name = [0; 16];

@@ -6,6 +6,7 @@ use axum::extract::State;
 use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
 use edge::query::Query;
+use event_log::event::{EpisodeEnd, Retraction};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -15,7 +16,6 @@ use super::answer::{Preview, Refusal};
 use super::body::{self, JsonText};
 use super::dryrun;
 use super::{Api, SOURCE};
-use crate::event::{EpisodeEnd, Retraction};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use edge::problem::Problem;
 
-use crate::event::Event;
+use event_log::event::Event;
 
 /// Counts acknowledged events, duplicates included.
 pub(super) fn accepted<'a>(events: impl Iterator<Item = &'a Event>) {

@@ -3,6 +3,9 @@
 use axum::body::Body;
 use axum::http::Request;
 use edge::auth::AuthOptions;
+use event_log::Producer;
+use event_log::event::{FinishReason, Generation, PayloadRef, Prefix, Purpose, VersionSpan};
+use event_log::kafka::ClientOptions;
 use serde_json::{Value, json};
 use sqlx::postgres::PgPoolOptions;
 use tower::ServiceExt;
@@ -10,9 +13,6 @@ use uuid::Uuid;
 
 use super::*;
 use crate::entry::destination::Destination;
-use crate::event::{FinishReason, Generation, PayloadRef, Prefix, Purpose, VersionSpan};
-use crate::log::Producer;
-use crate::log::kafka::ClientOptions;
 
 /// With every field.
 pub(super) fn generation() -> Generation {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use edge::problem::Problem;
 use edge::sampler;
+use event_log::event::Invalid;
+use event_log::feedback_token::FeedbackToken;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 
 use super::answer::invalid;
-use crate::event::Invalid;
-use crate::feedback_token::FeedbackToken;
 
 /// How long a lookup counts. A revoked sampler's tokens may be accepted for this much longer.
 const CACHED_FOR: Duration = Duration::from_secs(2);

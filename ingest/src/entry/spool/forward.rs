@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use event_log::event::{self, Event, Undecodable, proto};
 use futures::future::join_all;
 use prost::Message;
 use serde_json::Value;
@@ -25,7 +26,6 @@ use super::refused::{self, Refused};
 use super::request::Request;
 use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::writer::Command;
-use crate::event::{self, Event, Undecodable, proto};
 
 mod post;
 mod postponed;

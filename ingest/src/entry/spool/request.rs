@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use time::format_description::well_known::Rfc3339;
 
-use crate::event::{Body, Event, Invalid};
+use event_log::event::{Body, Event, Invalid};
 
 pub(crate) const PATH: &str = "/v1/events";
 pub(crate) const MEDIA_TYPE: &str = "application/cloudevents+json";
@@ -41,13 +41,13 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
+    use event_log::event::{
+        self, EpisodeEnd, Feedback, FinishReason, Generation, Purpose, Retraction, Target, VersionSpan,
+    };
     use proptest::prelude::*;
     use uuid::Uuid;
 
     use super::*;
-    use crate::event::{
-        self, EpisodeEnd, Feedback, FinishReason, Generation, Purpose, Retraction, Target, VersionSpan,
-    };
 
     fn generation(logprobs: Vec<f32>) -> Generation {
         let id = Uuid::now_v7();

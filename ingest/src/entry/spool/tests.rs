@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use event_log::event::{self, Feedback, Target};
 use proptest::prelude::*;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -20,7 +21,6 @@ use uuid::Uuid;
 use super::folder::{Folder, REFUSED};
 use super::segment::{HEADER_BYTES, SegmentHeader};
 use super::*;
-use crate::event::{self, Feedback, Target};
 use disk::{Disk, Fault};
 use upstream::{Reply, Upstream};
 

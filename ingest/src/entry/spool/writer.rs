@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use event_log::event;
 use tokio::sync::oneshot;
 
 use super::folder::{Storage, Tail};
 use super::queue::Queue;
 use super::segment::{HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader};
 use super::{Error, Options};
-use crate::event;
 
 /// Approximate limit of the bytes per flush.
 const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use event_log::event::{EpisodeEnd, Feedback, Generation, Retraction, Target};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::announce_writes;
-use crate::event::{EpisodeEnd, Feedback, Generation, Retraction, Target};
 use crate::reward::stored::Surfaces;
 use crate::rows::insert::{Row, TenantId};
 

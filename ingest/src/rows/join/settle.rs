@@ -10,10 +10,10 @@
 
 use std::collections::BTreeSet;
 
+use event_log::event::{EpisodeEnd, Feedback, Generation, Target};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::event::{EpisodeEnd, Feedback, Generation, Target};
 use crate::reward::episode::EARLY_CLOSE_SLACK;
 use crate::reward::stored::Surfaces;
 use crate::reward::{Definition, Unit};

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use event_log::event::TURNS_MAX;
+use event_log::event::{Target, Value};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::event::{Target, Value};
 use crate::judge::{Judge, Verdict};
-use crate::reward::episode::TURNS_MAX;
 use crate::rows::transaction;
 
 /// What identifies a judgement of one judge.

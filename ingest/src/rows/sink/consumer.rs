@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use event_log::kafka;
+use event_log::kafka::ClientOptions;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
@@ -15,8 +17,6 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use super::{PROGRESS_INTERVAL, Sink};
-use crate::log::kafka;
-use crate::log::kafka::ClientOptions;
 use crate::rows::offset::{self, Claim, Claims, Next, Progress, Slot};
 
 /// How long the group may take to assign partitions. A client that lost its session to a stalled

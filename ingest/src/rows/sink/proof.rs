@@ -7,11 +7,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use event_log::event::{Generation, signed_bytes};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::write::Error;
-use crate::event::{Generation, signed_bytes};
 use crate::rows::insert::{Checked, Row};
 
 /// How long a sampler's row is used without being read again, so a revocation counts after this time.

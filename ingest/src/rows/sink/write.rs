@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use event_log::event::{Body, Event};
+use event_log::{DeadLetter, Reason};
 use futures::future::try_join_all;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -12,8 +14,6 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use super::Sink;
-use crate::event::{Body, Event};
-use crate::log::{DeadLetter, Reason};
 use crate::rows::insert::{self, Key, Row};
 use crate::rows::join::hold;
 use crate::rows::join::settle::{Others, Touched, settle};
@@ -350,7 +350,7 @@ fn together(dead: &[DeadLetter]) -> BTreeMap<(&'static str, &str, i32), (i64, us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::Position;
+    use event_log::Position;
 
     #[test]
     fn a_thousand_dead_letters_of_a_partition_are_one_line_of_the_log() {

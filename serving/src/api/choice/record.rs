@@ -5,7 +5,7 @@ use crate::api::outcome::{FinishedChoice, SampledToken};
 use crate::api::request::GenerationRequest;
 use crate::engine::TokensOfVersion;
 use crate::routing::Route;
-use ingest::event::{CONSTRAINT_BYTES_MAX, Constraint, FinishReason, Generation, Sampling, VersionSpan};
+use event_log::event::{CONSTRAINT_BYTES_MAX, Constraint, FinishReason, Generation, Sampling, VersionSpan};
 use model::sampling::Params;
 use text::constraint::FORMAT;
 

@@ -2,7 +2,7 @@
 //! says a script.
 
 use super::*;
-use ingest::event::CONSTRAINT_BYTES_MAX;
+use event_log::event::CONSTRAINT_BYTES_MAX;
 use uuid::Uuid;
 
 /// After the 256 bytes.

@@ -4,8 +4,8 @@
 use super::*;
 use crate::captured::Lines;
 use crate::engine::{Engine, Finish, SampleEvent, SampleRequest, Started, SubmitError, Token};
+use event_log::Producer;
 use futures::FutureExt as _;
-use ingest::log::Producer;
 
 /// Sends every request the same events, and never more. The version of the first one has gone, if they
 /// begin with that.
@@ -259,10 +259,10 @@ async fn an_answer_that_may_still_reach_the_log_takes_feedback() {
         ..Options::default()
     };
     // nothing listens there, so nothing acknowledges
-    let nobody = ingest::log::ClientOptions {
+    let nobody = event_log::ClientOptions {
         brokers: "127.0.0.1:1".into(),
         librdkafka: [("message.timeout.ms".to_owned(), "200".to_owned())].into(),
-        ..ingest::log::ClientOptions::default()
+        ..event_log::ClientOptions::default()
     };
     let log: Arc<dyn Log> = Arc::new(Producer::new(&nobody).unwrap());
     let mut events = tokens([1, 2]);

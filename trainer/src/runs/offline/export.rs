@@ -14,7 +14,7 @@ use crate::runs::trainer::Trainer;
 use crate::uses::Purpose;
 use anyhow::Context;
 use bytes::Bytes;
-use ingest::payload::PayloadRef;
+use event_log::payload::PayloadRef;
 use std::collections::BTreeSet;
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;

@@ -1,8 +1,8 @@
+use event_log::event::{self, Event};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::tests::{generation, router};
-use crate::event::{self, Event};
 
 fn document() -> Value {
     let (_, document) = super::super::document();

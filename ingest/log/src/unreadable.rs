@@ -37,7 +37,7 @@ type Slot = (String, i32);
 
 /// The records of one batch that nobody can read with this library.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Batch {
+pub struct Batch {
     pub slot: Slot,
     pub first: i64,
     /// The offset after its last.
@@ -47,7 +47,7 @@ pub(crate) struct Batch {
 }
 
 /// Whether a consumer's error may be about the bytes of a batch.
-pub(crate) fn may_be_of_a_batch(error: &KafkaError) -> bool {
+pub fn may_be_of_a_batch(error: &KafkaError) -> bool {
     error.rdkafka_error_code().is_some_and(is_of_a_batch)
 }
 
@@ -63,7 +63,7 @@ fn is_of_a_batch(code: RDKafkaErrorCode) -> bool {
 }
 
 /// The batches that cannot be read among those at `positions`, from these positions on. Blocks.
-pub(crate) fn find(
+pub fn find(
     options: &ClientOptions,
     settings: &[(&str, &str)],
     positions: &BTreeMap<Slot, i64>,

@@ -18,7 +18,7 @@ use super::{Body, EpisodeEnd, Event, Feedback, Generation, LOGIT_BIASES_MAX, Ret
 use super::Value as FeedbackValue;
 
 /// The only body that is present.
-pub(crate) fn one_body(
+pub fn one_body(
     generation: Option<Generation>,
     feedback: Option<Feedback>,
     retraction: Option<Retraction>,
@@ -34,7 +34,7 @@ pub(crate) fn one_body(
 }
 
 /// The only target that is present.
-pub(crate) fn one_target(generation_id: Option<Uuid>, episode_id: Option<Uuid>) -> Result<Target, &'static str> {
+pub fn one_target(generation_id: Option<Uuid>, episode_id: Option<Uuid>) -> Result<Target, &'static str> {
     match (generation_id, episode_id) {
         (Some(id), None) => Ok(Target::Generation(id)),
         (None, Some(id)) => Ok(Target::Episode(id)),
@@ -73,7 +73,7 @@ impl TryFrom<EventFields> for Event {
 /// A signal about a generation or an episode: exactly one of the two.
 #[derive(serde::Deserialize, ToSchema)]
 #[schema(as = Feedback)]
-pub(crate) struct FeedbackFields {
+pub struct FeedbackFields {
     /// UUIDv7.
     feedback_id: Uuid,
     generation_id: Option<Uuid>,

@@ -10,8 +10,8 @@ use rdkafka::message::{Headers, Message};
 use serde_json::Value;
 use time::OffsetDateTime;
 
+use crate::Position;
 use crate::event::{Event, Undecodable, proto};
-use crate::log::Position;
 
 /// Header of a note: the position of the replayed record.
 pub(super) const REPLAYED: &str = "springtide-replayed";
@@ -109,7 +109,7 @@ pub struct Identity {
 }
 
 impl DlqEntry {
-    pub(crate) fn read(message: &impl Message) -> Self {
+    pub fn read(message: &impl Message) -> Self {
         let mut record = DlqRecord {
             position: DlqPosition {
                 partition: message.partition(),

@@ -13,7 +13,7 @@ use rdkafka::message::Message;
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 
 use super::record::{DlqEntry, DlqPosition, DlqRecord, ReplayNote};
-use crate::log::kafka::{self, ClientOptions};
+use crate::kafka::{self, ClientOptions};
 
 const SETTINGS: &[(&str, &str)] = &[
     // The client library requires it. Offsets are never committed.

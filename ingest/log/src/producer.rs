@@ -73,7 +73,7 @@ impl Producer {
 
     /// Like [`Self::send_event`], for events that have been checked and encoded. Those with the same
     /// key enter the log in this order. The results are in the same order.
-    pub(crate) async fn send_encoded(&self, events: &[(&Event, &[u8])]) -> Vec<Result<(), Error>> {
+    pub async fn send_encoded(&self, events: &[(&Event, &[u8])]) -> Vec<Result<(), Error>> {
         let (batch, outcomes) = Batch::new(events.len());
         let trace = edge::trace::inject();
         let mut is_sent = Vec::with_capacity(events.len());

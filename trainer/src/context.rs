@@ -14,12 +14,11 @@ use bytes::Bytes;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::event::PayloadRef;
-use crate::payload::{self, Experts, Store};
-use crate::reward::episode;
+use event_log::event::{PayloadRef, TURNS_MAX};
+use event_log::payload::{self, Experts, Store};
 
 /// Parents above a generation. An episode that is scored has no more turns.
-const PARENTS_MAX: usize = episode::TURNS_MAX;
+const PARENTS_MAX: usize = TURNS_MAX;
 
 /// Why a context cannot be rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -235,7 +234,7 @@ async fn read_turns(connection: &mut PgConnection, ids: &[Uuid]) -> Result<BTree
         if wanted.is_empty() {
             break;
         }
-        let rows = sqlx::query_file!("src/rows/context.sql", &wanted)
+        let rows = sqlx::query_file!("src/context.sql", &wanted)
             .fetch_all(&mut *connection)
             .await?;
         wanted.clear();
@@ -399,8 +398,8 @@ mod tests {
     #[test]
     fn the_last_turn_of_the_longest_episode_has_a_context() {
         let last = |turns: &BTreeMap<Uuid, Turn>| *turns.keys().next_back().unwrap();
-        let longest = session(episode::TURNS_MAX);
-        assert_eq!(lineage(&longest, last(&longest)).unwrap().len(), episode::TURNS_MAX);
+        let longest = session(TURNS_MAX);
+        assert_eq!(lineage(&longest, last(&longest)).unwrap().len(), TURNS_MAX);
         let longer = session(PARENTS_MAX + 2);
         assert_eq!(lineage(&longer, last(&longer)).err(), Some(Broken::TooDeep));
     }

@@ -1,13 +1,27 @@
-//! The log, Kafka: connection and topics, the producer, announcements, and the dead-letter queue.
+//! What everybody speaks who writes or reads events: the events and their wire forms, the client of
+//! the log (Kafka: topics, producer, announcements, dead-letter queue), payloads, feedback tokens,
+//! leases, and how a judge is asked.
 //!
-//! The sink, which reads events, has a consumer of its own in `rows`.
+//! No database and no configuration of ingest: a change of how rows are made rebuilds nothing here.
+//! The sink, which reads events, has a consumer of its own in `ingest`.
+//!
+//! Modules import only from those to their left:
+//!
+//! ```text
+//!  event ◄ payload, feedback_token, lease, judge ◄ kafka ◄ producer, dlq, announcements
+//! ```
 
 pub mod announcements;
 mod delivery;
 mod dlq;
-pub(crate) mod kafka;
+pub mod event;
+pub mod feedback_token;
+pub mod judge;
+pub mod kafka;
+pub mod lease;
+pub mod payload;
 mod producer;
-pub(crate) mod unreadable;
+pub mod unreadable;
 
 pub use dlq::reader::{DlqReader, Scan};
 pub use dlq::record::{DlqEntry, DlqPosition, DlqRecord, Identity, Original, ReplayNote};
@@ -15,9 +29,9 @@ pub use dlq::{DeadLetter, Reason, replay};
 pub use kafka::{ClientOptions, Topics, ensure_topics};
 pub use producer::{PRODUCER_SETTINGS, Producer};
 
-pub use crate::event::proto::Announcement;
+pub use event::proto::Announcement;
 
-use crate::event::Invalid;
+use event::Invalid;
 
 /// The position of a record in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,6 +18,9 @@ pub const TAGS_MAX: usize = 32;
 /// Prompt ids in one record. Longer prompts use a payload or share a prefix with their parent.
 pub const PROMPT_TOKENS_MAX: usize = 128 * 1024;
 pub const SAMPLED_TOKENS_MAX: usize = 64 * 1024;
+/// Turns of an episode that is scored. One with more is censored at once, so that nobody's episode
+/// fills the memory or stays open for ever.
+pub const TURNS_MAX: usize = 4_096;
 /// Entries of a logit bias. OpenAI allows 300.
 pub const LOGIT_BIASES_MAX: usize = 1024;
 /// Bytes of a schema that constrained sampling.

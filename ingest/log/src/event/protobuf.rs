@@ -32,7 +32,7 @@ impl Event {
     }
 
     /// [`Event::encode`] and [`Event::digest`] with a single encoding.
-    pub(crate) fn encode_with_digest(&self) -> (Vec<u8>, [u8; 32]) {
+    pub fn encode_with_digest(&self) -> (Vec<u8>, [u8; 32]) {
         let mut event = proto::Event::from(self);
         let bytes = event.encode_to_vec();
         // Fields are encoded in the order of their numbers, and the body's is the highest.

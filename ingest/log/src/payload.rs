@@ -57,14 +57,14 @@ pub enum Error {
 
 /// The name of a payload in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub struct Key {
     /// BLAKE3 of the tenant's name.
     tenant: [u8; 32],
     pub digest: [u8; 32],
 }
 
 impl Key {
-    pub(crate) fn new(tenant: &str, digest: [u8; 32]) -> Self {
+    pub fn new(tenant: &str, digest: [u8; 32]) -> Self {
         Self {
             tenant: *blake3::hash(tenant.as_bytes()).as_bytes(),
             digest,
@@ -87,7 +87,7 @@ impl Key {
 
 /// A payload in a listing of the store.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Object {
+pub struct Object {
     pub key: Key,
     /// The last upload.
     pub written_at: OffsetDateTime,
@@ -173,7 +173,7 @@ impl Store {
     }
 
     /// Deletes a payload. Succeeds if it does not exist.
-    pub(crate) async fn delete(&self, key: &Key) -> Result<(), Error> {
+    pub async fn delete(&self, key: &Key) -> Result<(), Error> {
         match self.backend.delete(&key.path(self.folder)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed_to("delete")(error)),
@@ -182,7 +182,7 @@ impl Store {
 
     /// The last upload of a payload. `None` if it does not exist. Some stores return seconds here,
     /// but list milliseconds.
-    pub(crate) async fn written_at(&self, key: &Key) -> Result<Option<OffsetDateTime>, Error> {
+    pub async fn written_at(&self, key: &Key) -> Result<Option<OffsetDateTime>, Error> {
         match self.backend.head(&key.path(self.folder)).await {
             Ok(found) => Ok(Some(written_at(&found))),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -191,7 +191,7 @@ impl Store {
     }
 
     /// Lists the payloads of all tenants. Skips objects with other names.
-    pub(crate) fn objects(&self) -> impl Stream<Item = Result<Object, Error>> {
+    pub fn objects(&self) -> impl Stream<Item = Result<Object, Error>> {
         let folder = self.folder;
         let found = self.backend.list(Some(&Path::from(folder)));
         found.map_err(failed_to("list")).try_filter_map(move |meta| {

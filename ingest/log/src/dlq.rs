@@ -78,8 +78,8 @@ const DETAIL_BYTES_MAX: usize = 4 * 1024;
 const BOUNDED_BYTES_MAX: usize = 256;
 
 impl DeadLetter {
-    #[cfg(any(test, feature = "fuzz"))]
-    pub(crate) fn headers(&self) -> rdkafka::message::OwnedHeaders {
+    /// Its headers on the queue, unless it is shortened. For tests.
+    pub fn headers(&self) -> rdkafka::message::OwnedHeaders {
         self.parts(Extent::Whole).2.inner
     }
 

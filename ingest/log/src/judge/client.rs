@@ -1,13 +1,13 @@
 //! Asks a judge over HTTP.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use reqwest::StatusCode;
 use reqwest::header::RETRY_AFTER;
 
-use super::protocol::{Fault, Verdict};
-use super::{ApiKey, Judge};
+use super::ApiKey;
+use super::protocol::Fault;
 
 /// Bytes of an answer. A model that thinks aloud writes a lot, but not that much.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
@@ -98,41 +98,6 @@ fn leaves_the_machine_unencrypted(url: &str) -> bool {
         Err(_) => host == "localhost",
     };
     url.scheme() == "http" && !is_loopback
-}
-
-impl Judge {
-    /// Asks about a text as often as there are votes, one after the other. Asks for a faulty vote once
-    /// more, so that many votes do not fail for one. With two faults, all votes fail.
-    pub(crate) async fn ask(&self, endpoint: &Endpoint, text: &str) -> Result<Verdict, Fault> {
-        let request = self.request(text);
-        let mut votes = Vec::new();
-        for _ in 0..self.options.votes {
-            let mut started = Instant::now();
-            let mut vote = self.vote(endpoint, &request).await;
-            if self.options.votes > 1 && vote.as_ref().is_err_and(|fault| !fault.is_of_endpoint) {
-                started = Instant::now();
-                vote = self.vote(endpoint, &request).await;
-            }
-            votes.push(vote?);
-            let name = self.name().to_owned();
-            metrics::histogram!("springtide_judge_seconds", "judge" => name).record(started.elapsed().as_secs_f64());
-        }
-        let verdict = Verdict::of(self.question, votes).ok_or_else(|| Fault::new("malformed", "there are no votes"))?;
-        let name = self.name().to_owned();
-        metrics::histogram!("springtide_judge_disagreement", "judge" => name)
-            .record(verdict.disagreement(self.question));
-        Ok(verdict)
-    }
-
-    async fn vote(&self, endpoint: &Endpoint, request: &serde_json::Value) -> Result<f64, Fault> {
-        self.read(&endpoint.complete(request).await?)
-    }
-
-    /// The client of its endpoint.
-    pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
-        let options = &self.options;
-        Endpoint::new(&options.name, &options.url, options.api_key.clone(), options.timeout())
-    }
 }
 
 async fn read(mut answer: reqwest::Response) -> Result<Vec<u8>, Fault> {

@@ -21,9 +21,9 @@ use uuid::Uuid;
 
 pub use check::{
     CONSTRAINT_BYTES_MAX, Invalid, LOGIT_BIASES_MAX, LOGPROBS_TOLERANCE, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX,
-    PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX,
+    PROMPT_TOKENS_MAX, SAMPLED_TOKENS_MAX, TAGS_MAX, TEXT_BYTES_MAX, TURNS_MAX,
 };
-pub(crate) use json::{FeedbackFields, one_body, one_target};
+pub use json::{FeedbackFields, one_body, one_target};
 pub use proof::{Proof, signed_bytes};
 pub use protobuf::Undecodable;
 

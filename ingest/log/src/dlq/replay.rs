@@ -4,15 +4,11 @@
 //! After a crash between the two, the record is not marked as replayed. Replaying it again is
 //! harmless, because (tenant, source, id) and the kind identify an event.
 
-use time::OffsetDateTime;
-
 use super::Reason;
 use super::record::{DlqRecord, EDITED, REPLAYED};
 use crate::event::Event;
-use crate::log::producer::{Headers, Producer};
-use crate::log::{Error as LogError, Position, Topics};
-use crate::options::Options;
-use crate::validator::Validator;
+use crate::producer::{Headers, Producer};
+use crate::{Error as LogError, Position, Topics};
 
 /// Header of a replayed record: its `topic/partition/offset` on the dead-letter queue.
 pub const REPLAYED_FROM: &str = "springtide-replayed-from";
@@ -55,15 +51,6 @@ impl DlqRecord {
             topic: from.topic.clone(),
         })
     }
-}
-
-/// Reads a repaired event from canonical JSON, with the checks of the sink.
-pub fn repaired(options: &Options, json: &[u8], now: OffsetDateTime) -> anyhow::Result<Event> {
-    let event = Event::decode_json(json)?;
-    let skew = time::Duration::seconds_f64(options.clock_skew_seconds_max);
-    let validator = Validator::new(options.metrics()?, skew).with_judges(&options.judges()?);
-    validator.check(&event, now)?;
-    Ok(event)
 }
 
 impl Producer {
@@ -120,7 +107,7 @@ impl Producer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::{ClientOptions, DlqPosition};
+    use crate::{ClientOptions, DlqPosition};
 
     fn record(from: Option<&str>) -> DlqRecord {
         DlqRecord {
@@ -165,7 +152,7 @@ mod tests {
     fn a_shortened_record_is_not_replayed() {
         let topics = ClientOptions::default().topics();
         let shortened = DlqRecord {
-            shortened: Some(crate::log::Original {
+            shortened: Some(crate::Original {
                 value_bytes: 2_000_000,
                 value_digest: String::new(),
             }),
@@ -173,23 +160,5 @@ mod tests {
         };
         let error = shortened.destination(&topics).unwrap_err().to_string();
         assert!(error.contains("springtide.feedback.v1/0/2"), "{error}");
-    }
-
-    #[test]
-    fn a_repaired_event_must_satisfy_the_configuration_too() {
-        let now = crate::event::now();
-        let json = |value: &str| {
-            let id = uuid::Uuid::now_v7();
-            format!(
-                "{{\"tenant\": \"default\", \"source\": \"s\", \"id\": \"{id}\", \"time\": \"2026-11-21T03:00:00Z\", \
-                 \"feedback\": {{\"feedback_id\": \"{id}\", \"generation_id\": \"{id}\", \"metric_name\": \"accept\", \
-                 \"value\": {value}}}}}"
-            )
-        };
-        let read = |value| repaired(&Options::default(), json(value).as_bytes(), now);
-        assert!(read("true").is_ok());
-        let error = read("3").unwrap_err().to_string();
-        assert!(error.contains("takes a boolean"), "{error}");
-        assert!(read("").is_err());
     }
 }

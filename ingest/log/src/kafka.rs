@@ -1,6 +1,7 @@
 //! The connection to the broker: which cluster, which topics, and how topics are created.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use rdkafka::client::{Client, ClientContext, DefaultClientContext};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::{Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use serde::{Deserialize, Serialize};
 
@@ -280,17 +282,14 @@ fn topics<C: ClientContext>(client: &Client<C>) -> anyhow::Result<BTreeSet<Strin
 }
 
 /// The first offset of each partition of a topic, and the one after its last. Blocks.
-pub(crate) fn partitions<C: ClientContext>(
-    client: &Client<C>,
-    topic: &str,
-) -> anyhow::Result<BTreeMap<i32, (i64, i64)>> {
+pub fn partitions<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<BTreeMap<i32, (i64, i64)>> {
     let ids = partition_ids(client, topic)?.into_iter();
     ids.map(|partition| Ok((partition, range(client, topic, partition)?)))
         .collect()
 }
 
 /// The partitions that a topic has now. Blocks.
-pub(crate) fn partition_ids<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<Vec<i32>> {
+pub fn partition_ids<C: ClientContext>(client: &Client<C>, topic: &str) -> anyhow::Result<Vec<i32>> {
     let metadata = client
         .fetch_metadata(Some(topic), METADATA_TIMEOUT)
         .with_context(|| format!("look up topic {topic}"))?;
@@ -301,7 +300,7 @@ pub(crate) fn partition_ids<C: ClientContext>(client: &Client<C>, topic: &str) -
 }
 
 /// The first offset of a partition, and the one after its last. Blocks.
-pub(crate) fn range<C: ClientContext>(client: &Client<C>, topic: &str, partition: i32) -> anyhow::Result<(i64, i64)> {
+pub fn range<C: ClientContext>(client: &Client<C>, topic: &str, partition: i32) -> anyhow::Result<(i64, i64)> {
     let range = client.fetch_watermarks(topic, partition, METADATA_TIMEOUT);
     range.with_context(|| format!("look up the offsets of {topic}/{partition}"))
 }
@@ -309,21 +308,21 @@ pub(crate) fn range<C: ClientContext>(client: &Client<C>, topic: &str, partition
 /// A client that only looks things up: its connections never wait for a fetch. The ends that it sees
 /// include open transactions, because records behind one are acknowledged although nobody can read
 /// them yet.
-pub(crate) fn observer(options: &ClientOptions) -> anyhow::Result<BaseConsumer> {
+pub fn observer(options: &ClientOptions) -> anyhow::Result<BaseConsumer> {
     let mut config = options.config(&[]);
     config.set("isolation.level", "read_uncommitted");
     config.create().context("create client")
 }
 
 /// The cluster's id. Uses a new client, because an existing one returns a cached id. Blocks.
-pub(crate) fn cluster_id(options: &ClientOptions) -> anyhow::Result<String> {
+pub fn cluster_id(options: &ClientOptions) -> anyhow::Result<String> {
     let client: BaseConsumer = options.config(&[]).create().context("create client")?;
     let cluster_id = client.client().fetch_cluster_id(CLUSTER_TIMEOUT);
     cluster_id.context("read the cluster's id from the broker")
 }
 
 /// The error if the brokers belong to another cluster than the tables.
-pub(crate) fn another_log(options: &ClientOptions, tables: &str, log: &str) -> anyhow::Error {
+pub fn another_log(options: &ClientOptions, tables: &str, log: &str) -> anyhow::Error {
     anyhow!(
         "these tables were filled from the Kafka cluster {tables}, but the brokers {} are the cluster {log}: \
          ingest.accept_other_log = true starts over with the records of this cluster",
@@ -333,7 +332,7 @@ pub(crate) fn another_log(options: &ClientOptions, tables: &str, log: &str) -> a
 
 /// The offset after the last record of each partition. Blocks. Uses one request, because each
 /// request waits for the fetch before it on the same connection.
-pub(crate) fn ends<C: ConsumerContext>(
+pub fn ends<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     partitions: &[(String, i32)],
 ) -> anyhow::Result<BTreeMap<(String, i32), i64>> {
@@ -359,6 +358,17 @@ pub(crate) fn ends<C: ConsumerContext>(
         };
     }
     Ok(ends)
+}
+
+/// The headers of a record that are texts.
+pub fn headers(message: &impl Message) -> impl Iterator<Item = (&str, &str)> {
+    let headers = message.headers();
+    (0..headers.map_or(0, Headers::count)).filter_map(move |index| {
+        // The library panics at a name that is not UTF-8. None of ours are such.
+        let header = catch_unwind(AssertUnwindSafe(|| headers.map(|headers| headers.get(index))));
+        let header = header.ok()??;
+        Some((header.key, str::from_utf8(header.value?).ok()?))
+    })
 }
 
 #[cfg(test)]
