@@ -18,7 +18,7 @@ async fn read(connection: &mut PgConnection) -> sqlx::Result<Vec<(&'static str, 
         ("reward", ingest::reward::stored::audited(connection).await?),
         ("run", trainer::api::audited::audited(connection).await?),
         ("dataset", trainer::dataset::store::audited(connection).await?),
-        ("experiment", serving::release::audited::experiments(connection).await?),
+        ("experiment", release::audited::experiments(connection).await?),
     ])
 }
 
@@ -30,7 +30,7 @@ pub async fn begin(pool: &PgPool, actor: Actor<'_>) -> sqlx::Result<()> {
     for (kind, rows) in read(&mut transaction).await? {
         rows::begin(&mut transaction, actor, kind, &rows).await?;
     }
-    let known = serving::release::audited::known(&mut transaction).await?;
+    let known = release::audited::known(&mut transaction).await?;
     rows::begin_with(&mut transaction, actor, RELEASE, &known).await?;
     transaction.commit().await
 }
@@ -54,6 +54,6 @@ pub async fn faults(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> 
         faults.extend(rows::compare(kind, &rows, &trail));
     }
     faults.extend(trainer::api::audited::faults_of_state(connection).await?);
-    faults.extend(serving::release::audited::faults(connection).await?);
+    faults.extend(release::audited::faults(connection).await?);
     Ok(faults)
 }

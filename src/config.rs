@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use figment::Figment;
 use figment::providers::{Env, Format};
+use release::{Learning, LearningAlias};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serving::{Learning, LearningAlias};
 
 use crate::stack::{kafka, postgres, vllm};
 pub use tls::Tls;
@@ -56,7 +56,7 @@ pub struct Config {
     pub kafka: Kafka,
     pub stack: Stack,
     pub serve: serving::ServeOptions,
-    pub release: serving::ReleaseOptions,
+    pub release: release::Options,
     pub ingest: ingest::Options,
     pub spool: ingest::spool::Options,
     pub relay: serving::relay::Options,
@@ -329,7 +329,7 @@ impl Default for Config {
             kafka: Kafka::default(),
             stack: Stack::default(),
             serve: serving::ServeOptions::default(),
-            release: serving::ReleaseOptions::default(),
+            release: release::Options::default(),
             ingest: ingest::Options::default(),
             spool: ingest::spool::Options::default(),
             relay: serving::relay::Options::default(),
@@ -486,7 +486,7 @@ impl Config {
     fn complete(figment: &Figment) -> anyhow::Result<Self> {
         let mut config: Self = figment.extract().context("read the configuration")?;
         if config.learning().alias == LearningAlias::Champion && !figment.contains("release.arm") {
-            config.release.arms = serving::ReleaseOptions::arms_without_learner();
+            config.release.arms = release::Options::arms_without_learner();
         }
         Ok(config)
     }

@@ -6,9 +6,9 @@ use crate::serving::{Publisher, Role, control, releases, releases_with, serve, w
 use crate::support::{Stack, eventually};
 use artifact::assignment::Assignment;
 use artifact::sign::TrustedKeys;
+use release::{ArmOptions, Options as ReleaseOptions};
 use reqwest::Client;
 use serde_json::{Value, json};
-use serving::{ArmOptions, ReleaseOptions};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -512,7 +512,7 @@ async fn champion_follows_learner_when_it_is_three_versions_behind_or_learner_le
     releases.round().await.unwrap();
     assert_eq!(served().await, [2, 9]);
     let mut connection = stack.pool.acquire().await.unwrap();
-    let faults = serving::release::audited::faults(&mut connection).await.unwrap();
+    let faults = release::audited::faults(&mut connection).await.unwrap();
     assert_eq!(faults, Vec::<String>::new());
     control.stop().await;
 }

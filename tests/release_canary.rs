@@ -11,8 +11,8 @@ mod sums;
 
 use crate::serving::{Publisher, Role, control, releases_with, serve, wait_for, wait_until_ready};
 use crate::support::Stack;
+use release::{ChampionBy, Options, ReleaseService, audited};
 use serde_json::{Value, json};
-use serving::release::{ChampionBy, Options, ReleaseService, audited};
 use std::collections::BTreeSet;
 
 pub struct World {

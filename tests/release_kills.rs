@@ -10,9 +10,9 @@ use crate::serving::{releases_with, wait_for};
 use crate::support::{Stack, eventually, write_figures};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use release::Options;
 use serde::Serialize;
 use serde_json::{Value, json};
-use serving::release::Options;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -45,7 +45,7 @@ struct Loops {
 impl Loops {
     fn start(&self) -> JoinHandle<anyhow::Result<()>> {
         let releases = releases_with(&self.world.stack, self.options.clone());
-        tokio::spawn(serving::release::run(releases, CancellationToken::new()))
+        tokio::spawn(release::run(releases, CancellationToken::new()))
     }
 
     async fn state(&self, id: &str) -> String {

@@ -5,7 +5,6 @@ use crate::serving::{Publisher, releases, serve, wait_for};
 use crate::support::Stack;
 use artifact::assignment::{Assignment, Target};
 use artifact::sign::{Role, SigningKey, TrustedKeys};
-use serving::release;
 use std::collections::BTreeMap;
 use std::fs;
 use store::{Revocation, Store};

@@ -250,7 +250,7 @@ async fn a_step_reaches_every_follower_while_callers_keep_receiving_tokens() {
     let releases = releases(&stack);
     let control = control(&stack, &releases).await;
     let stop = CancellationToken::new();
-    let released = tokio::spawn(serving::release::run(releases, stop.clone()));
+    let released = tokio::spawn(release::run(releases, stop.clone()));
     let mut replicas = vec![];
     for number in 1..=followers {
         replicas.push(follower(&stack, number, mib, threads, &control.url).await);

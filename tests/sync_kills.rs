@@ -91,7 +91,7 @@ async fn a_replica_that_is_killed_at_any_moment_serves_complete_versions() {
     let stack = Stack::start("kills").await;
     let publisher = publisher(&stack, 1);
     let stop = CancellationToken::new();
-    let released = tokio::spawn(serving::release::run(releases(&stack), stop.clone()));
+    let released = tokio::spawn(release::run(releases(&stack), stop.clone()));
     let first = Arc::new(random_checkpoint(&tiny(), 0));
     let mut head = import_checkpoint(&publisher, first.clone(), LINE).await.unwrap();
     let mut versions = BTreeMap::from([(head, greedy_answer(&first))]);

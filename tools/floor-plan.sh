@@ -22,28 +22,29 @@ forbid() { # crate, features, packages…
 policy="artifact store model text"
 # shellcheck disable=SC2086
 {
-  forbid edge   ""    tch torch-sys event-log ingest $policy trainer serving demo world
-  forbid world  ""    tch torch-sys rdkafka event-log ingest $policy trainer serving demo
-  forbid event-log "" tch torch-sys ingest $policy trainer serving demo world
-  forbid ingest ""    tch torch-sys $policy trainer serving demo world
+  forbid edge   ""    tch torch-sys event-log ingest $policy trainer serving release demo world
+  forbid world  ""    tch torch-sys rdkafka event-log ingest $policy trainer serving release demo
+  forbid event-log "" tch torch-sys ingest $policy trainer serving release demo world
+  forbid ingest ""    tch torch-sys $policy trainer serving release demo world
   # it shows what the others have written
-  forbid page   ""    tch torch-sys rdkafka event-log ingest $policy trainer serving evidence demo world
+  forbid page   ""    tch torch-sys rdkafka event-log ingest $policy trainer serving release evidence demo world
 }
 for crate in $policy; do
-  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge event-log ingest trainer serving demo world
+  forbid "$crate" "" tch torch-sys sqlx axum rdkafka edge event-log ingest trainer serving release demo world
 done
 forbid artifact cuda  tokio futures reqwest hyper object_store tokenizers minijinja rand store model text
 forbid store    ""    sqlx axum rdkafka tokenizers minijinja model text
 forbid model    torch sqlx axum rdkafka tokio object_store tokenizers minijinja store text edge event-log ingest
 forbid text     ""    tokio object_store store model
-forbid trainer torch ingest serving demo
+forbid trainer torch ingest serving release demo
 forbid trainer ""    tch torch-sys
-forbid serving ""    tch torch-sys ingest trainer demo world
+forbid serving ""    tch torch-sys ingest trainer release demo world
 # the wheel wraps `artifact` alone
-forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge event-log ingest trainer serving demo
+forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum rdkafka tch torch-sys store model text edge event-log ingest trainer serving release demo
 forbid report  ""    sqlx tokio reqwest demo
-forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge event-log ingest artifact store model text trainer serving demo world
-forbid demo    ""    tch torch-sys edge event-log ingest store trainer serving
+forbid release ""    tch torch-sys ingest trainer serving demo world
+forbid evidence ""   tch torch-sys sqlx axum rdkafka tokio futures reqwest hyper rand time edge event-log ingest artifact store model text trainer serving release demo world
+forbid demo    ""    tch torch-sys edge event-log ingest store trainer serving release
 
 # Each table has one writing crate.
 writer() {
@@ -51,7 +52,8 @@ writer() {
     tenant | policy | tenant_consent | api_key | api_key_revision | audit | sampler) echo edge ;;
     event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
     run | run_event | step | published_intent | version | line | disposition | trajectory_use | dataset | baseline | task | rollout | judge_answer | run_judge | monitor) echo trainer ;;
-    assignment | release | transition | canary | canary_sums | canary_user | canary_closed | canary_transition | judgment | webhook | experiment | replica | swap | tide_minute | engine_use) echo serving ;;
+    assignment | release | transition | canary | canary_sums | canary_user | canary_closed | canary_transition | judgment | webhook | experiment) echo serving/release ;;
+    replica | swap | tide_minute | engine_use) echo serving ;;
     *) echo nobody ;;
   esac
 }
@@ -59,7 +61,7 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "tools/floor-plan.sh names no writer for the table $table"
 done
-places="edge ingest/log ingest policy trainer serving page report evidence demo world python src"
+places="edge ingest/log ingest policy trainer serving/release serving page report demo world python src"
 for place in $places; do
   # a crate in another crate's folder is a place of its own
   inner=()

@@ -10,14 +10,14 @@
 //! | `routing` | which loaded version answers a request |
 //! | `follow` | loads the versions that the newest assignment names |
 //! | `memory` | what versions need, said before it is taken |
-//! | `release` | decides which version each alias names: `release::decide` says when a version is served |
 //! | `fleet` | reports of the replicas |
 //! | `tide` | lends what production does not use to rollouts |
 //! | `sidecar` | the role `springtide follow`: a follower beside an engine that is not ours |
 //! | `relay` | passes objects of a distant store on to followers |
 //!
-//! This crate and the trainer meet only in the policy store, the log, the database and the public
-//! API. It needs no libtorch: the serving model has its own kernels (`model::exact`).
+//! The crate `release`, in this folder, decides which version each alias names. This crate and the
+//! trainer meet only in the policy store, the log, the database and the public API. It needs no
+//! libtorch: the serving model has its own kernels (`model::exact`).
 
 pub mod api;
 #[cfg(test)]
@@ -29,7 +29,6 @@ pub mod follow;
 pub mod memory;
 mod options;
 pub mod relay;
-pub mod release;
 pub mod remote;
 pub mod routing;
 pub mod serve;
@@ -37,4 +36,3 @@ pub mod sidecar;
 pub mod tide;
 
 pub use options::Options as ServeOptions;
-pub use release::{ArmOptions, Learning, LearningAlias, Options as ReleaseOptions};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use event_log::Producer;
-use serving::release::{self, ReleaseService};
+use release::{self, ReleaseService};
 
 use super::App;
 use crate::config::Part;

@@ -155,8 +155,8 @@ impl Config {
     }
 
     fn check_learning(&self) -> anyhow::Result<()> {
-        use serving::LearningAlias;
-        use serving::release::REALTIME;
+        use release::LearningAlias;
+        use release::REALTIME;
         let realtime = &self.trainer.realtime;
         ensure!(
             realtime.line == REALTIME,

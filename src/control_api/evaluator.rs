@@ -3,7 +3,7 @@
 use anyhow::Context;
 use edge::audit;
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
-use serving::release::Evaluator;
+use release::Evaluator;
 use sqlx::PgPool;
 use trainer::api::control::cancel_run;
 use trainer::api::create::evaluate_version;

@@ -27,7 +27,7 @@ use edge::routes::{Routes, get, post};
 use edge::tenant::OwnerOnly;
 use edge::turns::Turns;
 use event_log::payload::Store as Exports;
-use serving::release::ReleaseService;
+use release::ReleaseService;
 use sqlx::{PgConnection, PgPool};
 
 /// The ledger's query reads every generation, so few run at a time.
@@ -110,7 +110,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(texts)
         .merge(dead_letters::routes(dead_letters))
         .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
-        .merge(serving::release::routes(releases))
+        .merge(release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))
         .merge(page::routes(site.clone()))

@@ -19,7 +19,7 @@ async fn the_loop_proposes_versions_of_learner_and_tells_receivers_of_each_decis
     });
     let world = World::start_with(stack, serde_json::from_value(options).unwrap()).await;
     let stop = tokio_util::sync::CancellationToken::new();
-    let task = tokio::spawn(serving::release::run(world.releases.clone(), stop.clone()));
+    let task = tokio::spawn(release::run(world.releases.clone(), stop.clone()));
     crate::support::eventually(
         "the loop makes learner's version champion",
         std::time::Duration::from_secs(120),

@@ -3,8 +3,7 @@
 use super::SOON;
 use super::world::{POLICY, World};
 use crate::support::eventually;
-use serving::release::ReleaseService;
-use serving::{Learning, LearningAlias, ReleaseOptions};
+use release::{Learning, LearningAlias, Options as ReleaseOptions, ReleaseService};
 use store::Store;
 
 /// The releases of a `control` whose file has arms without `learner`, as before there was one.

@@ -115,7 +115,7 @@ async fn calls_that_a_grammar_forced_are_trained_on_with_the_samplers_own_bits()
     let pool = &world.stack.pool;
     register(pool, &SamplerKey::from_seed(&[1; 32]), "replica-1").await;
     let stop = CancellationToken::new();
-    let releasing = tokio::spawn(::serving::release::run(releases(&world.stack), stop.clone()));
+    let releasing = tokio::spawn(::release::run(releases(&world.stack), stop.clone()));
     let replica = serve(&world.stack, None, world.stack.dir.path().join("serve")).await;
     wait_until_ready(&replica.url).await;
     let ingest = ingest(&world, &stop).await;

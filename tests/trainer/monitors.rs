@@ -2,7 +2,7 @@
 //! better, and the run gets an alarm. A policy that stays as it is raises none.
 
 // The same simulated sessions as those of `make bench NAME=monitors`.
-#[path = "../../evidence/benches/monitors/sessions.rs"]
+#[path = "../../serving/release/evidence/benches/monitors/sessions.rs"]
 mod sessions;
 
 use super::offline::{control, get};

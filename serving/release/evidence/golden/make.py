@@ -6,7 +6,7 @@ rather than the closed forms of the Rust code where there is a choice: mixtures 
 numerically over their prior, boundaries are found by root finding, rates by enumeration of
 likelihoods with fractions.
 
-    python3 evidence/golden/make.py
+    python3 serving/release/evidence/golden/make.py
 """
 
 import json

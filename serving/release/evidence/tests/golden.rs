@@ -1,4 +1,4 @@
-//! Against golden values that `evidence/golden/make.py` computed from the papers' definitions.
+//! Against golden values that `golden/make.py` computed from the papers' definitions.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

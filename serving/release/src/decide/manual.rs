@@ -12,8 +12,10 @@
 
 use super::super::{CHAMPION, ChampionBy, LEARNER, REALTIME};
 use super::{Change, Line, ReleaseState};
-use crate::api::SHADOW;
 use serde::{Deserialize, Serialize};
+
+/// The arm that unseen answers of a canary are logged with. No alias has this name.
+const SHADOW: &str = "shadow";
 
 /// The body of `POST /v1/releases`.
 #[derive(Debug, Clone, Deserialize)]

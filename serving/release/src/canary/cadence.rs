@@ -2,9 +2,9 @@
 
 use super::tables::{self, Canary};
 use super::{CHAMPION, LOOP, State, check};
-use crate::release::judgment;
-use crate::release::options::Cadence;
-use crate::release::{REALTIME, ReleaseService};
+use crate::judgment;
+use crate::options::Cadence;
+use crate::{REALTIME, ReleaseService};
 use anyhow::Context;
 use edge::audit::{self, Actor};
 use sqlx::PgConnection;
@@ -45,9 +45,7 @@ pub async fn propose(service: &ReleaseService, connection: &mut PgConnection) ->
     if inner.options.freeze.iter().any(|window| window.contains(now)) {
         return Ok(false);
     }
-    let mut transaction = crate::release::tables::begin(connection, policy)
-        .await
-        .context("begin")?;
+    let mut transaction = crate::tables::begin(connection, policy).await.context("begin")?;
     let latest = tables::latest(&mut transaction, policy, 1)
         .await
         .context("read the last canary")?;
@@ -58,7 +56,7 @@ pub async fn propose(service: &ReleaseService, connection: &mut PgConnection) ->
     if unfinished.iter().any(|canary| canary.state != State::Champion) {
         return Ok(false);
     }
-    let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
+    let state = crate::tables::read(&mut transaction, policy, service.rules()).await;
     let state = state.context("read the release state")?;
     let (Some(learner), Some(champion)) = (state.learner(), state.alias(CHAMPION)) else {
         return Ok(false);
@@ -142,7 +140,7 @@ async fn counted(connection: &mut PgConnection, policy: &str, after: i64, until:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::release::canary::Span;
+    use crate::canary::Span;
     use std::time::Duration;
     use time::macros::datetime;
 

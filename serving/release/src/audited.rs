@@ -10,9 +10,7 @@ use uuid::Uuid;
 
 /// What is wrong with the assignments, in words. Empty: nothing.
 pub async fn faults(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> {
-    sqlx::query_file_scalar!("src/release/audited.sql")
-        .fetch_all(connection)
-        .await
+    sqlx::query_file_scalar!("src/audited.sql").fetch_all(connection).await
 }
 
 /// The newest epoch of each policy. Assignments up to it were there before they were compared.

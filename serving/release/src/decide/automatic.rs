@@ -164,7 +164,7 @@ fn is_over(run: &Run) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::release::decide::{Alias, Line};
+    use crate::decide::{Alias, Line};
     use time::macros::datetime;
     use uuid::Uuid;
 

@@ -84,7 +84,7 @@ async fn add(
     }
     let until = settled.min(from + step);
     sqlx::query_file!(
-        "src/release/canary/sums/answers.sql",
+        "src/canary/sums/answers.sql",
         canary,
         answers.policy,
         answers.version,
@@ -100,7 +100,7 @@ async fn add(
     .execute(&mut *transaction)
     .await?;
     sqlx::query_file!(
-        "src/release/canary/sums/closed.sql",
+        "src/canary/sums/closed.sql",
         canary,
         answers.policy,
         answers.version,
@@ -131,7 +131,7 @@ async fn count(connection: &mut PgConnection, answers: &Answers<'_>) -> sqlx::Re
     let mut transaction = begin(connection).await?;
     lock(&mut transaction, answers.canary).await?;
     let counted = sqlx::query_file_scalar!(
-        "src/release/canary/sums/counted.sql",
+        "src/canary/sums/counted.sql",
         answers.canary,
         answers.policy,
         answers.version,

@@ -197,7 +197,7 @@ pub async fn read(
     .await?;
     let mut rows = sqlx::query_file_as!(
         Row,
-        "src/release/canary/evidence.sql",
+        "src/canary/evidence.sql",
         canary.id,
         policy,
         other,
@@ -230,7 +230,7 @@ async fn read_unseen(
     let mut transaction = begin(connection).await?;
     let rows = sqlx::query_file_as!(
         Row,
-        "src/release/canary/shadow.sql",
+        "src/canary/shadow.sql",
         policy,
         canary.version,
         control,
@@ -240,7 +240,7 @@ async fn read_unseen(
     )
     .fetch_all(&mut *transaction)
     .await?;
-    let left = sqlx::query_file_scalar!("src/release/canary/left.sql", policy, control, weight, from)
+    let left = sqlx::query_file_scalar!("src/canary/left.sql", policy, control, weight, from)
         .fetch_one(&mut *transaction)
         .await?;
     transaction.rollback().await?;

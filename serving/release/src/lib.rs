@@ -8,6 +8,7 @@
 
 pub mod audited;
 mod canary;
+mod database;
 pub mod decide;
 mod experiment;
 mod http;

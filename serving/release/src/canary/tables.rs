@@ -3,7 +3,7 @@
 
 use super::machine::{Event, State};
 use super::strategy::Strategy;
-use crate::release::CHAMPION;
+use crate::CHAMPION;
 use serde_json::Value;
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -281,7 +281,7 @@ pub async fn champion_weight(connection: &mut PgConnection, policy: &str, id: Uu
     )
     .fetch_one(&mut *connection)
     .await?;
-    let experiment = crate::release::tables::experiment(connection, policy, epoch.unwrap_or(i64::MAX)).await?;
+    let experiment = crate::tables::experiment(connection, policy, epoch.unwrap_or(i64::MAX)).await?;
     let arms = experiment.map(|experiment| experiment.arms).unwrap_or_default();
     let total: f64 = arms.iter().map(|arm| arm.weight).sum();
     let champion = arms.iter().find(|arm| arm.alias == CHAMPION);

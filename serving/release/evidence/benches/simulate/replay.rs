@@ -20,7 +20,7 @@ use std::path::Path;
 const EFFECTS: [f64; 9] = [-0.1, -0.05, -0.03, -0.02, 0.0, 0.02, 0.03, 0.05, 0.1];
 /// Users are drawn so often as the log has them.
 const SCALES: [usize; 3] = [1, 10, 100];
-/// The defaults of `[release.canary]`: `judge` in serving/src/release/canary/strategy.rs.
+/// The defaults of `[release.canary]`: `judge` in serving/release/src/canary/strategy.rs.
 const ALPHA: f64 = 0.05;
 const EFFECT: f64 = 0.05;
 const MARGIN: f64 = 0.02;

@@ -6,9 +6,9 @@
 
 use super::strategy::Evaluation;
 use super::tables::{self, Canary};
-use crate::release::CHAMPION;
-use crate::release::ReleaseService;
-use crate::release::decide::ReleaseState;
+use crate::CHAMPION;
+use crate::ReleaseService;
+use crate::decide::ReleaseState;
 use anyhow::Context;
 use serde::Deserialize;
 use sqlx::PgConnection;
@@ -222,7 +222,7 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::release::canary::strategy::Span;
+    use crate::canary::strategy::Span;
     use serde_json::{Value, json};
     use std::time::Duration;
 

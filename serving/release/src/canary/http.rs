@@ -7,9 +7,9 @@ use super::strategy::Strategy;
 use super::tables::{self, Canary, Transition};
 use super::{Decision, apply, check};
 use crate::database::{page_limit, unavailable};
-use crate::release::decide::ReleaseState;
-use crate::release::http::{check_loadable, no_version};
-use crate::release::{CHAMPION, ReleaseService, judgment};
+use crate::decide::ReleaseState;
+use crate::http::{check_loadable, no_version};
+use crate::{CHAMPION, ReleaseService, judgment};
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
@@ -236,14 +236,14 @@ async fn propose(
         )));
     }
     let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = crate::release::tables::begin(&mut connection, policy)
+    let mut transaction = crate::tables::begin(&mut connection, policy)
         .await
         .map_err(unavailable)?;
-    let known = crate::release::tables::has_version(&mut transaction, policy, proposal.version).await;
+    let known = crate::tables::has_version(&mut transaction, policy, proposal.version).await;
     if !known.map_err(unavailable)? {
         return Err(no_version(policy, proposal.version));
     }
-    let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
+    let state = crate::tables::read(&mut transaction, policy, service.rules()).await;
     check(&state.map_err(unavailable)?, proposal.version).map_err(Problem::conflict)?;
     let bad = judgment::bad_ancestor(&mut transaction, policy, proposal.version).await;
     if let Some(bad) = bad.map_err(unavailable)? {
@@ -294,7 +294,7 @@ async fn decide(
     let event = requested(&decision)?;
     let policy = &service.0.policy;
     let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = crate::release::tables::begin(&mut connection, policy)
+    let mut transaction = crate::tables::begin(&mut connection, policy)
         .await
         .map_err(unavailable)?;
     let canary = find(&mut transaction, &service, id).await?;
@@ -305,7 +305,7 @@ async fn decide(
     match event {
         Event::Approve => approve(&mut transaction, &canary, &principal, &why.reason).await?,
         _ => {
-            let state = crate::release::tables::read(&mut transaction, policy, service.rules()).await;
+            let state = crate::tables::read(&mut transaction, policy, service.rules()).await;
             let state = state.map_err(unavailable)?;
             check_champion(&state, &canary, event)?;
             if let (Event::Rollback, Some(control)) = (event, canary.control) {
