@@ -60,24 +60,12 @@ pub struct Args {
 
 /// What is compared on a vLLM server: a name, the correction, and whether samples are quarantined.
 type Kind = (&'static str, Correction, bool);
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 3] = [
     ("none", Correction::None, false),
     ("tis 2", Correction::Tis { cap: 2.0 }, false),
-    ("icepop 0.5–5", Correction::Icepop { low: 0.5, high: 5.0 }, false),
-    (
-        "sequence mask 0.5–2",
-        Correction::SequenceMask { low: 0.5, high: 2.0 },
-        false,
-    ),
-    (
-        "geometric mask 0.99–1.01",
-        Correction::GeometricMask { low: 0.99, high: 1.01 },
-        false,
-    ),
     ("tis 2, as shipped", Correction::Tis { cap: 2.0 }, true),
 ];
-/// How many of them an engine gets whose log-probabilities differ by so many nats in the median. Masks
-/// would leave out nothing where it rounds little.
+/// How many of them an engine gets whose log-probabilities differ by so many nats in the median.
 fn kinds(difference_p50: f64) -> usize {
     match difference_p50 {
         ..1e-4 => 1,

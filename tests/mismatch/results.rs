@@ -39,8 +39,6 @@ pub struct Run {
     /// The largest of all steps.
     pub difference_max: f64,
     pub truncated: f64,
-    pub masked: f64,
-    pub masked_sequences: f64,
     pub ess: f64,
     /// Reward of the cohorts of the last third.
     pub reward_last_third: f64,
@@ -64,8 +62,6 @@ impl Run {
             difference_p99: 0.0,
             difference_max: 0.0,
             truncated: 0.0,
-            masked: 0.0,
-            masked_sequences: 0.0,
             ess: 0.0,
             reward_last_third: 0.0,
             held_out: HeldOut::default(),
@@ -88,8 +84,6 @@ impl Run {
         self.difference_p99 += of.difference_p99;
         self.difference_max = self.difference_max.max(of.difference_max);
         self.truncated += metrics.correction.truncated;
-        self.masked += metrics.correction.masked;
-        self.masked_sequences += metrics.correction.masked_sequences;
         self.ess += metrics.correction.ess;
         self.rewards.push(metrics.reward_mean);
     }
@@ -101,8 +95,6 @@ impl Run {
             &mut self.difference_p50,
             &mut self.difference_p99,
             &mut self.truncated,
-            &mut self.masked,
-            &mut self.masked_sequences,
             &mut self.ess,
         ] {
             *sum /= steps;
@@ -128,7 +120,7 @@ impl Results {
     pub fn table(&self) -> String {
         let mut table = format!(
             "The base: reward {:+.4}, right {:.1}%, shown {:.1}%.\n\n\
-             | sampled by | correction | k3 | Δ p50, p99, max | truncated, masked, sequences masked | quarantined | ESS | held-out reward | \
+             | sampled by | correction | k3 | Δ p50, p99, max | truncated | quarantined | ESS | held-out reward | \
              minus ours | right | shown |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
             self.base.reward,
             100.0 * self.base.right,
@@ -153,14 +145,12 @@ impl Results {
                 .max_by(f64::total_cmp)
                 .unwrap_or(0.0);
             table += &format!(
-                "| {sampled_by} | {correction} | {:.1e} | {:.1e}, {:.1e}, {largest:.1e} | {:.3}%, {:.3}%, {:.2}% | {:.2}% | {:.5} | {:+.4} | \
+                "| {sampled_by} | {correction} | {:.1e} | {:.1e}, {:.1e}, {largest:.1e} | {:.3}% | {:.2}% | {:.5} | {:+.4} | \
                  {:+.4} ± {:.4} | {:.1}% | {:.1}% |\n",
                 average(|run| run.k3),
                 average(|run| run.difference_p50),
                 average(|run| run.difference_p99),
                 100.0 * average(|run| run.truncated),
-                100.0 * average(|run| run.masked),
-                100.0 * average(|run| run.masked_sequences),
                 100.0 * average(|run| run.quarantined as f64) / samples,
                 average(|run| run.ess),
                 average(|run| run.held_out.reward),

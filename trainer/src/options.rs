@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn a_correction_is_chosen_by_its_name_and_checked() {
         let with = |json: &str| serde_json::from_str::<Options>(&format!(r#"{{"realtime": {{"step": {json}}}}}"#));
-        let options = with(r#"{"correction": {"name": "icepop", "low": 0.5, "high": 5}}"#).unwrap();
+        let options = with(r#"{"correction": {"name": "tis", "cap": 1.5}}"#).unwrap();
         options.check().unwrap();
         let error = error(&with(r#"{"correction": {"name": "tis", "cap": 0}}"#).unwrap());
         assert!(error.contains("trainer.realtime.step.correction.cap"), "{error}");

@@ -485,10 +485,8 @@ impl Learner {
             batch.behavior.clone_from(&recomputed); // no mismatch is measured, whoever sampled
         }
         // of older versions the two parts of π/μ cannot be told apart: the loss corrects for both
-        let corrected = (!batch.stale && !supervised).then(|| {
-            let lengths = batch.samples.iter().map(|(_, tokens)| *tokens);
-            settings.correction.factors(&batch.behavior, &recomputed, lengths)
-        });
+        let corrected =
+            (!batch.stale && !supervised).then(|| settings.correction.factors(&batch.behavior, &recomputed));
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let logits = match backward {

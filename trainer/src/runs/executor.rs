@@ -552,7 +552,7 @@ impl<'a> Executor<'a> {
             loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
             trajectories = proposal.metrics.trajectories, turns = proposal.metrics.sequences, tokens = proposal.metrics.tokens,
             stale_tokens = proposal.metrics.stale.tokens, parity = proposal.metrics.mismatch.difference_max, remote_tokens = proposal.metrics.remote.tokens,
-            remote_k3 = proposal.metrics.remote.k3, masked = proposal.metrics.correction.masked, ?timings, publish = ?published.timings,
+            remote_k3 = proposal.metrics.remote.k3, truncated = proposal.metrics.correction.truncated, ?timings, publish = ?published.timings,
             "published a version"
         );
         Ok(StepOutcome::Published)

@@ -44,11 +44,6 @@ pub(super) fn record(line: &str, metrics: &Metrics, timings: Timings, publish: p
             "springtide_train_corrected_truncated_share",
             metrics.correction.truncated,
         ),
-        ("springtide_train_corrected_masked_share", metrics.correction.masked),
-        (
-            "springtide_train_corrected_masked_sequence_share",
-            metrics.correction.masked_sequences,
-        ),
         (
             "springtide_train_corrected_effective_sample_ratio",
             metrics.correction.ess,

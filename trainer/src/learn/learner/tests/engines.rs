@@ -40,51 +40,46 @@ fn a_corrected_token_has_the_gradient_of_its_weighted_advantage() {
     let cohort = samples(&learner, 3);
     let logged = remote(&cohort, &[0.2, 0.1, -0.1]);
     let [e2, e1, e_minus_1] = [0.2_f64, 0.1, -0.1].map(f64::exp);
-    // sequences have at least two tokens, so a product over them is beyond 1.25
     for (correction, weights) in [
         (Correction::None, [1.0; 3]),
         (Correction::Tis { cap: 2.0 }, [e2, e1, e_minus_1]),
         (Correction::Tis { cap: 1.15 }, [1.15, e1, e_minus_1]),
-        (Correction::Icepop { low: 0.5, high: 1.15 }, [0.0, e1, e_minus_1]),
-        (Correction::GeometricMask { low: 0.95, high: 1.15 }, [0.0, 1.0, 0.0]),
     ] {
         let got = step(&mut learner, &logged, &rewards(&cohort), correction);
         let weighted: Vec<f64> = rewards(&cohort).iter().zip(weights).map(|(a, w)| a * w).collect();
         let want = step(&mut learner, &cohort, &weighted, Correction::None);
         close(got.gradient_norm, want.gradient_norm);
         close(got.loss, want.loss);
-        assert_eq!(got.tokens, want.tokens, "masked tokens stay in the denominators");
+        assert_eq!(got.tokens, want.tokens);
     }
 }
 
 #[test]
-fn a_step_measures_other_engines_apart_and_what_was_masked() {
+fn a_step_measures_other_engines_apart_and_what_was_truncated() {
     let mut learner = learner(3);
     let mut cohort = samples(&learner, 4);
     let lengths: Vec<usize> = cohort.iter().map(|sample| sample.tokens.len()).collect();
     let logged = remote(&cohort[..2], &[0.2, 0.1]);
     cohort.splice(..2, logged);
-    let mask = Correction::Icepop { low: 0.5, high: 1.15 };
-    let metrics = step(&mut learner, &cohort, &rewards(&cohort), mask);
+    let tis = Correction::Tis { cap: 1.15 };
+    let metrics = step(&mut learner, &cohort, &rewards(&cohort), tis);
     assert_eq!(metrics.remote.tokens, lengths[0] + lengths[1]);
     assert_eq!(metrics.mismatch.tokens, lengths[2] + lengths[3]);
     assert_eq!(metrics.mismatch.difference_max, 0.0);
     close(metrics.remote.difference_max, 0.2);
     let tokens = lengths.iter().sum::<usize>();
-    assert_eq!((metrics.correction.tokens, metrics.correction.sequences), (tokens, 4));
-    close(metrics.correction.masked, lengths[0] as f64 / tokens as f64);
-    close(metrics.correction.masked_sequences, 0.25);
+    assert_eq!(metrics.correction.tokens, tokens);
+    close(metrics.correction.truncated, lengths[0] as f64 / tokens as f64);
 }
 
 #[test]
 fn no_correction_changes_a_step_on_samples_of_our_own_engine() {
     let (mut one, mut other) = (learner(3), learner(3));
     let cohort = samples(&one, 6);
-    let masked = corrected_by(Correction::SequenceMask { low: 1.0, high: 1.0 });
-    let a = propose(&mut one, &cohort, &masked);
+    let a = propose(&mut one, &cohort, &corrected_by(Correction::Tis { cap: 1.0 }));
     let b = propose(&mut other, &cohort, &corrected_by(Correction::None));
     assert_eq!(a.checkpoint.root(), b.checkpoint.root());
-    assert_eq!((a.metrics.correction.masked, a.metrics.correction.ess), (0.0, 1.0));
+    assert_eq!((a.metrics.correction.truncated, a.metrics.correction.ess), (0.0, 1.0));
 }
 
 #[test]
@@ -124,21 +119,14 @@ fn long_sample(learner: &Learner, tokens: u32, temperature: f32) -> Sample {
 #[test]
 fn a_few_tokens_that_are_far_off_are_left_to_the_correction() {
     let mut learner = learner(3);
-    let icepop = Correction::Icepop { low: 0.5, high: 5.0 };
-    // tokens, w of the first token, and how many are truncated and masked
-    for (tokens, w, correction, truncated, masked) in [
-        (5, 2.1_f32, Correction::Tis { cap: 2.0 }, 1.0, 0.0),
-        (16, 5.1, icepop, 0.0, 1.0),
-        (16, 150.0, icepop, 0.0, 1.0),
-        (16, 0.01, icepop, 0.0, 1.0),
-    ] {
+    let tis = Correction::Tis { cap: 2.0 };
+    // tokens, w of the first token, and how many are truncated
+    for (tokens, w, truncated) in [(5, 2.1_f32, 1.0), (16, 5.1, 1.0), (16, 150.0, 1.0), (16, 0.01, 0.0)] {
         let mut sample = remote(&[long_sample(&learner, tokens, 1.0)], &[1e-3]).remove(0);
         sample.logprobs[0] -= w.ln();
-        let metrics = step(&mut learner, &[sample], &[0.5], correction);
+        let metrics = step(&mut learner, &[sample], &[0.5], tis);
         assert_eq!((metrics.sequences, metrics.quarantined), (1, 0));
-        let of = metrics.correction;
-        let share = [truncated, masked].map(|count| count / f64::from(tokens));
-        assert_eq!([of.truncated, of.masked], share, "w = {w}, {correction:?}");
+        assert_eq!(metrics.correction.truncated, truncated / f64::from(tokens), "w = {w}");
     }
 }
 
