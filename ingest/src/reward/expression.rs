@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
-use cel::common::ast::{EntryExpr, Expr};
+use cel::common::ast::{EntryExpr, Expr, IdedExpr, MapExpr, StructExpr};
 use cel::{Context, Program, Value};
 use event_log::event;
 
@@ -55,14 +55,12 @@ pub struct Expression {
     program: Arc<Program>,
     /// All metrics, so that one without a value is `null` instead of unknown.
     metrics: Arc<[String]>,
-    /// Those of them whose values it can read.
-    referred: Arc<[String]>,
-    /// Those of them whose texts it can read.
-    texts: Arc<[String]>,
     /// Those of them that are texts.
     text_metrics: Arc<[String]>,
     /// Those of them whose values about turns it can read.
     of_turns: Arc<[String]>,
+    /// See [`Contents::uses`].
+    uses: Arc<[Vec<String>]>,
 }
 
 /// What an episode's expression sees besides its own feedback.
@@ -110,13 +108,12 @@ impl Expression {
             );
         }
         let mut expression = Self::compile(text, metrics, OF_EPISODE)?;
-        let read = expression.metrics.iter().filter(|name| reads_turns(text, name));
+        let read = expression.metrics.iter().filter(|name| expression.reads_turns(name));
         expression.of_turns = read.cloned().collect();
-        for name in expression.text_metrics.iter() {
-            let how = ["first", "last", "mean", "all"]
-                .into_iter()
-                .find(|how| text.contains(&format!("turn.{how}.{name}")));
-            if let Some(how) = how {
+        for used in expression.uses.iter() {
+            if let [turn, how, name, ..] = used.as_slice()
+                && (turn == "turn" && how != "count" && expression.text_metrics.contains(name))
+            {
                 bail!("has turn.{how}.{name}, but of a text about turns there is only turn.count.{name}");
             }
         }
@@ -152,35 +149,29 @@ impl Expression {
 
     fn compile(text: &str, metrics: &[Metric], built_in: &[&str]) -> anyhow::Result<Self> {
         let program = program(text)?;
-        let known = |name: &str| built_in.contains(&name) || metrics.iter().any(|metric| metric.name == name);
-        for name in program.references().variables() {
+        let uses = Contents::of(&program).uses;
+        for used in &uses {
+            let name = used[0];
             ensure!(
-                known(name) || is_bound(text, name),
+                built_in.contains(&name) || metrics.iter().any(|metric| metric.name == name),
                 "names {name:?}, which is neither a metric ([[ingest.metric]]) nor one of {}",
                 built_in.join(", ")
             );
         }
-        let text_metrics = metrics
+        let uses = uses
             .iter()
-            .filter(|metric| matches!(metric.metric_type, MetricType::Comment | MetricType::Demonstration))
-            .map(|metric| metric.name.clone());
-        let text_metrics: Vec<String> = text_metrics.collect();
-        let texts = text_metrics
-            .iter()
-            .filter(|name| text.contains(name.as_str()) || is_indexed(text, "all"));
-        let references = program.references();
-        let referred: Vec<String> = metrics
-            .iter()
-            .map(|metric| metric.name.clone())
-            .filter(|name| references.has_variable(name) || refers_through(text, "all", name))
-            .collect();
-        drop(references);
+            .map(|used| used.iter().map(|&name| name.to_owned()).collect());
+        let uses = uses.collect();
+        let is_text = |metric: &&Metric| matches!(metric.metric_type, MetricType::Comment | MetricType::Demonstration);
         Ok(Self {
+            uses,
             program: Arc::new(program),
-            referred: referred.into(),
             metrics: metrics.iter().map(|metric| metric.name.clone()).collect(),
-            texts: texts.cloned().collect(),
-            text_metrics: text_metrics.into(),
+            text_metrics: metrics
+                .iter()
+                .filter(is_text)
+                .map(|metric| metric.name.clone())
+                .collect(),
             of_turns: Arc::default(),
         })
     }
@@ -265,20 +256,31 @@ impl Expression {
     /// episode: whose feedback about the episode can.
     pub(crate) fn metrics(&self) -> impl Iterator<Item = (&str, bool)> {
         let read = self.metrics.iter().filter(|name| self.reads(name));
-        read.map(|name| (name.as_str(), self.texts.contains(name)))
+        read.map(|name| (name.as_str(), self.text_metrics.contains(name) && self.refers_to(name)))
     }
 
     /// Whether feedback of this metric can change the reward. For an episode: whether feedback about
     /// the episode can.
     pub fn reads(&self, metric: &str) -> bool {
-        let references = self.program.references();
         self.metrics.iter().any(|name| name == metric)
-            && (references.has_variable(metric) || references.has_variable("all"))
+            && self.uses.iter().any(|used| used[0] == metric || used[0] == "all")
     }
 
     /// Whether it can read the value of this metric. For an episode: of feedback about the episode.
     pub(crate) fn refers_to(&self, metric: &str) -> bool {
-        self.referred.iter().any(|name| name == metric)
+        let can_be = |used: &Vec<String>| match used.as_slice() {
+            [all, rest @ ..] if all == "all" => rest.first().is_none_or(|name| name == metric),
+            used => used[0] == metric,
+        };
+        self.metrics.iter().any(|name| name == metric) && self.uses.iter().any(can_be)
+    }
+
+    /// Whether it uses `turn.<how>.<metric>`, or `turn` otherwise, so that it may stand for any metric.
+    fn reads_turns(&self, metric: &str) -> bool {
+        self.uses.iter().any(|used| match used.as_slice() {
+            [turn, how, name, ..] if turn == "turn" && OF_TURNS.contains(&how.as_str()) => name == metric,
+            used => used[0] == "turn",
+        })
     }
 
     /// The metrics whose feedback about turns can change the reward of an episode.
@@ -303,22 +305,22 @@ impl Formula {
             text.len()
         );
         let program = program(text)?;
+        let contents = Contents::of(&program);
         ensure!(
-            is_arithmetic(&program.expression().expr),
+            contents.is_arithmetic,
             "is more than arithmetic: there are numbers, names, operators and functions of them"
         );
-        let references = program.references();
-        if let Some(unused) = names.iter().find(|name| !references.has_variable(**name)) {
+        if let Some(unused) = names.iter().find(|name| !contents.uses.contains(&vec![**name])) {
             bail!("does not use {unused:?}");
         }
-        for name in references.variables() {
+        for used in &contents.uses {
             ensure!(
-                names.contains(&name),
-                "names {name:?}, which is none of {}",
+                names.contains(&used[0]),
+                "names {:?}, which is none of {}",
+                used[0],
                 names.join(", ")
             );
         }
-        drop(references);
         let formula = Self { program };
         for number in [0.0, 0.5, 1.0] {
             let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, number)).collect();
@@ -347,7 +349,7 @@ fn program(text: &str) -> anyhow::Result<Program> {
     );
     let program = Program::compile(text).map_err(|error| anyhow::anyhow!("is not a CEL expression: {error}"))?;
     ensure!(
-        !makes_struct(&program.expression().expr),
+        !Contents::of(&program).has_struct,
         "makes a structure, but there are only numbers, texts, lists and maps"
     );
     Ok(program)
@@ -365,49 +367,79 @@ fn execute(program: &Program, context: &Context<'_>) -> anyhow::Result<Option<f6
     Ok(Some(number))
 }
 
-/// Whether it has neither loops nor collections, so that it is computed in the time that it takes to
-/// read.
-fn is_arithmetic(expression: &Expr) -> bool {
-    match expression {
-        Expr::Ident(_) | Expr::Literal(_) => true,
-        Expr::Call(call) => {
-            let target = call.target.as_deref();
-            target
-                .into_iter()
-                .chain(&call.args)
-                .all(|part| is_arithmetic(&part.expr))
+/// What an expression is made of.
+#[derive(Debug)]
+struct Contents<'a> {
+    /// Each use of a variable, with the fields that are read of it: `turn.first.kept` has three names.
+    /// It may stand for any field of the last one. What a comprehension such as
+    /// `all.retry.filter(x, x > 1.0)` binds is no variable.
+    uses: Vec<Vec<&'a str>>,
+    /// It has neither loops nor collections, so that it is computed in the time that it takes to read.
+    is_arithmetic: bool,
+    /// It has a literal such as `Point{x: 1}`, at which the interpreter panics.
+    has_struct: bool,
+}
+
+impl<'a> Contents<'a> {
+    fn of(program: &'a Program) -> Self {
+        let mut contents = Self {
+            uses: Vec::new(),
+            is_arithmetic: true,
+            has_struct: false,
+        };
+        contents.add(&program.expression().expr, &[]);
+        contents
+    }
+
+    /// Adds an expression inside comprehensions that have bound these names.
+    fn add(&mut self, expression: &'a Expr, bound: &[&'a str]) {
+        self.is_arithmetic &= matches!(expression, Expr::Ident(_) | Expr::Literal(_) | Expr::Call(_));
+        self.has_struct |= matches!(expression, Expr::Struct(_));
+        if let Some(used) = names(expression) {
+            if !bound.contains(&used[0]) {
+                self.uses.push(used);
+            }
+            return;
         }
-        _ => false,
+        let parts: Vec<&IdedExpr> = match expression {
+            Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => Vec::new(),
+            Expr::Select(select) => vec![select.operand.as_ref()],
+            Expr::List(list) => list.elements.iter().collect(),
+            Expr::Call(call) => call.target.as_deref().into_iter().chain(&call.args).collect(),
+            Expr::Map(MapExpr { entries }) | Expr::Struct(StructExpr { entries, .. }) => {
+                let parts = entries.iter().flat_map(|entry| match &entry.expr {
+                    EntryExpr::StructField(field) => vec![&field.value],
+                    EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+                });
+                parts.collect()
+            }
+            Expr::Comprehension(all) => {
+                self.add(&all.iter_range.expr, bound);
+                let binds = [Some(&all.iter_var), all.iter_var2.as_ref(), Some(&all.accu_var)];
+                let binds = binds.into_iter().flatten().map(String::as_str);
+                let bound: Vec<&str> = bound.iter().copied().chain(binds).collect();
+                for part in [&all.accu_init, &all.loop_cond, &all.loop_step, &all.result] {
+                    self.add(&part.expr, &bound);
+                }
+                return;
+            }
+        };
+        for part in parts {
+            self.add(&part.expr, bound);
+        }
     }
 }
 
-/// Whether it has a literal such as `Point{x: 1}`, at which the interpreter panics.
-fn makes_struct(expression: &Expr) -> bool {
+/// `["turn", "first", "kept"]` of `turn.first.kept`. `None`: it is something else.
+fn names(expression: &Expr) -> Option<Vec<&str>> {
     match expression {
-        Expr::Struct(_) => true,
-        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => false,
-        Expr::Select(select) => makes_struct(&select.operand.expr),
-        Expr::List(list) => list.elements.iter().any(|element| makes_struct(&element.expr)),
-        Expr::Call(call) => {
-            let target = call.target.as_deref();
-            target
-                .into_iter()
-                .chain(&call.args)
-                .any(|part| makes_struct(&part.expr))
+        Expr::Ident(name) => Some(vec![name.as_str()]),
+        Expr::Select(select) => {
+            let mut names = names(&select.operand.expr)?;
+            names.push(&select.field);
+            Some(names)
         }
-        Expr::Map(map) => map.entries.iter().any(|entry| match &entry.expr {
-            EntryExpr::StructField(_) => true,
-            EntryExpr::MapEntry(entry) => makes_struct(&entry.key.expr) || makes_struct(&entry.value.expr),
-        }),
-        Expr::Comprehension(all) => [
-            &all.iter_range,
-            &all.accu_init,
-            &all.loop_cond,
-            &all.loop_step,
-            &all.result,
-        ]
-        .into_iter()
-        .any(|part| makes_struct(&part.expr)),
+        _ => None,
     }
 }
 
@@ -427,63 +459,6 @@ fn value(value: &event::Value) -> Value {
         event::Value::Float(value) => Value::Float(*value),
         event::Value::Text(value) => Value::String(Arc::new(value.clone())),
     }
-}
-
-/// What follows each use of the variable `name`.
-fn uses<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
-    let in_name = |character: char| character.is_alphanumeric() || character == '_';
-    text.match_indices(name).filter_map(move |(at, name)| {
-        let (before, after) = (&text[..at], &text[at + name.len()..]);
-        let is_variable =
-            !before.ends_with(in_name) && !before.trim_end().ends_with('.') && !after.starts_with(in_name);
-        is_variable.then(|| after.trim_start())
-    })
-}
-
-/// Whether `name` is used otherwise than as `name.<metric>`, so that it may stand for any metric.
-fn is_indexed(text: &str, name: &str) -> bool {
-    uses(text, name).any(|after| !after.starts_with('.'))
-}
-
-/// Whether `list` is used as `list.<metric>`, or otherwise, so that it may stand for any.
-fn refers_through(text: &str, list: &str, metric: &str) -> bool {
-    uses(text, list).any(|after| match after.strip_prefix('.') {
-        None => true,
-        Some(rest) => first_name(rest) == metric,
-    })
-}
-
-/// The name with which the text begins.
-fn first_name(text: &str) -> &str {
-    let text = text.trim_start();
-    let end = text.find(|character: char| !character.is_alphanumeric() && character != '_');
-    &text[..end.unwrap_or(text.len())]
-}
-
-/// Whether `turn` is used as `turn.<how>.<metric>`, or otherwise, so that it may stand for any.
-fn reads_turns(text: &str, metric: &str) -> bool {
-    uses(text, "turn").any(|after| {
-        let how_and_metric = || {
-            let (how, rest) = after.strip_prefix('.')?.trim_start().split_once('.')?;
-            OF_TURNS.contains(&how.trim_end()).then(|| first_name(rest))
-        };
-        how_and_metric().is_none_or(|name| name == metric || name.is_empty())
-    })
-}
-
-/// Whether a comprehension such as `all.retry.filter(x, x > 1.0)` binds `name`.
-fn is_bound(text: &str, name: &str) -> bool {
-    ["all", "exists", "exists_one", "filter", "map"]
-        .iter()
-        .any(|comprehension| {
-            let call = format!(".{comprehension}(");
-            text.match_indices(&call).any(|(at, _)| {
-                text[at + call.len()..]
-                    .trim_start()
-                    .strip_prefix(name)
-                    .is_some_and(|rest| rest.trim_start().starts_with(','))
-            })
-        })
 }
 
 /// An example signal of a metric.

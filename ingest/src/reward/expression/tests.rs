@@ -187,10 +187,17 @@ fn an_expression_refers_to_the_metrics_whose_values_it_can_read() {
     assert_eq!(of_generation("kept == null ? null : 1.0"), ["kept"]);
     // Its own metric alone, though `all` has the others too.
     assert_eq!(of_generation("double(all.retry.size())"), ["retry"]);
+    // What a comprehension binds is no metric.
     assert_eq!(
         of_generation("double( all . retry .filter(kept, kept > 1.0).size())"),
+        ["retry"]
+    );
+    assert_eq!(
+        of_generation("kept == null ? null : double(all.retry.filter(kept, kept > 1.0).size())"),
         ["kept", "retry"]
     );
+    assert!(refusal("double(all.retry.filter(n, n > m).size())").contains("names \"m\""));
+    assert!(refusal("all.retry.exists(n, n > 1.0) ? n : 0.0").contains("names \"n\""));
     assert_eq!(
         of_generation("double(all['re' + 'try'].size())"),
         ["accept", "kept", "retry"]
