@@ -57,6 +57,7 @@ use self::{
     replay::Plan,
     results::Parameters,
     shuffle::Shuffle,
+    stats::Outcome,
     terminal::Display,
 };
 
@@ -257,9 +258,7 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
     if let Some(references) = &report.references {
         println!("{}", references.table());
     }
-    let mut text = serde_json::to_vec_pretty(&report).context("write the report as JSON")?;
-    text.push(b'\n');
-    write(&json, &text)?;
+    write_json(&json, &report)?;
     write(&html, report.page().as_bytes())?;
     println!("{}", report.summary());
     println!("report: {}", file_url(&html)?);
@@ -299,7 +298,7 @@ async fn measure_base(args: &Args, tau: f64, dir: &Path, others: Vec<Vec<FilePar
 /// run. A failure here must not cost the run its report, so it is only logged.
 async fn references(
     base: Base,
-    progress: &Progress,
+    progress: &Progress<Outcome>,
     user_parts: Vec<Vec<FilePart>>,
     run_seconds: f64,
     along: &[VersionAt],
@@ -415,6 +414,12 @@ async fn settle(pool: &PgPool, scope: &Scope) -> bool {
         tokio::time::sleep(POLL_EVERY).await;
     }
     false
+}
+
+fn write_json(path: &Path, report: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec_pretty(report).context("write the report as JSON")?;
+    text.push(b'\n');
+    write(path, &text)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

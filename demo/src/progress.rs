@@ -5,10 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-use crate::{
-    client::{Delivery, Failure},
-    stats::Outcome,
-};
+use crate::client::{Delivery, Failure};
 
 /// What does not change during a run.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +16,7 @@ pub struct Run {
     pub tau: f64,
 }
 
-/// What the replay counted besides outcomes.
+/// What a run counted besides outcomes. In a run of sessions, a pause is a session.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Counts {
     /// Pauses that were due.
@@ -44,27 +41,37 @@ impl Counts {
 }
 
 /// The outcomes and counts of a run so far.
-#[derive(Debug, Default)]
-pub struct Progress {
-    pub outcomes: Vec<Outcome>,
+#[derive(Debug)]
+pub struct Progress<T> {
+    pub outcomes: Vec<T>,
     pub counts: Counts,
     pub interrupted: bool,
 }
 
-impl Progress {
-    /// Counts a pause that is over.
-    pub fn add(&mut self, pause: FinishedPause) {
+impl<T> Default for Progress<T> {
+    fn default() -> Self {
+        Self {
+            outcomes: Vec::new(),
+            counts: Counts::default(),
+            interrupted: false,
+        }
+    }
+}
+
+impl<T> Progress<T> {
+    /// Counts what is over.
+    pub fn add(&mut self, ended: Ended<T>) {
         let counts = &mut self.counts;
-        counts.prompts_shortened += u64::from(pause.prompts_shortened);
-        for delivery in pause.deliveries {
+        counts.prompts_shortened += u64::from(ended.prompts_shortened);
+        for delivery in ended.deliveries {
             counts.feedback_retries += delivery.retries;
             match delivery.failure {
                 Some(failure) => counts.count_error(failure.to_string()),
                 None => counts.feedback_acknowledged += 1,
             }
         }
-        match pause.outcome {
-            Ok(outcome) => self.outcomes.push(outcome),
+        match ended.outcome {
+            Ok(outcome) => self.outcomes.extend(outcome),
             Err(failure) => {
                 counts.failed += 1;
                 counts.count_error(failure.to_string());
@@ -73,9 +80,10 @@ impl Progress {
     }
 }
 
-/// One pause that is over.
-pub struct FinishedPause {
-    pub outcome: Result<Outcome, Failure>,
+/// One pause or session that is over.
+pub struct Ended<T> {
+    /// `None`: nothing was answered.
+    pub outcome: Result<Option<T>, Failure>,
     pub prompts_shortened: u32,
     pub deliveries: Vec<Delivery>,
 }

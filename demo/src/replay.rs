@@ -21,7 +21,7 @@ use crate::{
     client::{Asker, CONTEXT_CHARS_MAX, Client, SURFACE, Target},
     corpus::tokenizer::CUT,
     developer::{self, FilePart, Pause},
-    progress::{FinishedPause, Progress, Run},
+    progress::{Ended, Progress, Run},
     queries::Live,
     shuffle::Shuffle,
     stats::{Judgment, Observation, Outcome},
@@ -50,7 +50,12 @@ pub struct Plan {
 
 /// Plays the plan to its end or to the first Ctrl-C, and waits for the developers who are at a
 /// pause. The second Ctrl-C leaves them.
-pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: watch::Receiver<Live>) -> Progress {
+pub async fn replay(
+    client: Client,
+    plan: Plan,
+    mut display: Display,
+    mut live: watch::Receiver<Live>,
+) -> Progress<Outcome> {
     let client = Arc::new(client);
     let Plan {
         mut arrivals,
@@ -64,7 +69,7 @@ pub async fn replay(client: Client, plan: Plan, mut display: Display, mut live: 
     let shuffle = shuffle.map(Arc::new);
     let in_flight = Arc::new(Semaphore::new(COMPLETIONS_IN_FLIGHT_MAX));
     let mut sessions = HashMap::<(usize, usize), Uuid>::new();
-    let mut pauses = JoinSet::<FinishedPause>::new();
+    let mut pauses = JoinSet::<Ended<Outcome>>::new();
     let mut progress = Progress::default();
     let run = Run {
         length,
@@ -144,7 +149,7 @@ async fn play_pause(
     pause: Pause,
     answering: Answering,
     permit: OwnedSemaphorePermit,
-) -> FinishedPause {
+) -> Ended<Outcome> {
     let requested_at = Instant::now();
     let prompt = |chars| pause.context(chars).to_owned() + CUT;
     let answer = client.complete(&asker, CONTEXT_CHARS_MAX, prompt).await;
@@ -153,7 +158,7 @@ async fn play_pause(
     let (suggestion, prompts_shortened) = match answer {
         Ok(answer) => answer,
         Err(failure) => {
-            return FinishedPause {
+            return Ended {
                 outcome: Err(failure),
                 prompts_shortened: 0,
                 deliveries: Vec::new(),
@@ -185,8 +190,8 @@ async fn play_pause(
         answers: pause.answers,
         judgment,
     };
-    FinishedPause {
-        outcome: Ok(Outcome {
+    Ended {
+        outcome: Ok(Some(Outcome {
             observation,
             at: arrival.at,
             nth: arrival.nth,
@@ -195,7 +200,7 @@ async fn play_pause(
             version: suggestion.version,
             root: suggestion.root,
             latency,
-        }),
+        })),
         prompts_shortened,
         deliveries,
     }

@@ -24,7 +24,7 @@ const PERIOD_PAUSES: u32 = 150;
 pub async fn collect(
     pool: &PgPool,
     scope: &Scope,
-    progress: Progress,
+    progress: Progress<Outcome>,
     parameters: Parameters,
     (began, seconds): (OffsetDateTime, f64),
     settled: bool,

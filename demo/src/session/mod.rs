@@ -18,10 +18,10 @@ use sqlx::PgPool;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use self::{
-    play::{Plan, Progress},
+    play::Plan,
     report::{Parameters, SessionReport},
     start::Start,
-    stats::{Part, Rewards},
+    stats::{Part, Rewards, Session},
     task::Task,
 };
 use crate::{
@@ -31,13 +31,14 @@ use crate::{
     deal,
     developer::FilePart,
     file_url,
+    progress::Progress,
     queries::{self, Scope},
     random::Draws,
     results::patiently,
     settle,
     shuffle::Shuffle,
     stats::quantile,
-    unless_interrupted, write,
+    unless_interrupted, write_json,
 };
 
 impl Surface {
@@ -116,10 +117,8 @@ pub async fn run(args: Args, settings: Settings, pool: PgPool) -> anyhow::Result
     };
     let report = collect(&pool, &scope, progress, parameters, start, (began, seconds), settled).await?;
     println!("{}", report.table());
-    let mut text = serde_json::to_vec_pretty(&report).context("write the report as JSON")?;
-    text.push(b'\n');
     let json = args.report_file(&settings);
-    write(&json, &text)?;
+    write_json(&json, &report)?;
     println!("report: {}", file_url(&json)?);
     Ok(())
 }
@@ -147,14 +146,14 @@ pub fn tasks(user_parts: &[Vec<FilePart>], first: usize, seed: u64, n: usize) ->
 async fn collect(
     pool: &PgPool,
     scope: &Scope,
-    progress: Progress,
+    progress: Progress<Session>,
     parameters: Parameters,
     start: Start,
     (began, seconds): (OffsetDateTime, f64),
     settled: bool,
 ) -> anyhow::Result<SessionReport> {
     let Progress {
-        sessions,
+        outcomes: sessions,
         counts,
         interrupted,
     } = progress;

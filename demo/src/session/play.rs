@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     arrivals::Arrivals,
-    client::{Asker, Client, Delivery, Failure, SESSION_SURFACE, Target},
+    client::{Asker, Client, Delivery, SESSION_SURFACE, Target},
     developer::FilePart,
-    progress::Counts,
+    progress::{Ended, Progress},
     replay::COMPLETIONS_IN_FLIGHT_MAX,
     shuffle::Shuffle,
     stats::Judgment,
@@ -46,18 +46,9 @@ pub struct Plan {
     pub shuffle: Option<Shuffle>,
 }
 
-/// The sessions and counts of a run so far.
-#[derive(Debug, Default)]
-pub struct Progress {
-    pub sessions: Vec<Session>,
-    /// `due` and `shed` are sessions; `failed` are sessions that lost a completion.
-    pub counts: Counts,
-    pub interrupted: bool,
-}
-
 /// Plays the plan to its end or to the first Ctrl-C, and waits for the open sessions. The second
 /// Ctrl-C leaves them.
-pub async fn play(client: Client, plan: Plan) -> Progress {
+pub async fn play(client: Client, plan: Plan) -> Progress<Session> {
     let Plan {
         mut arrivals,
         length,
@@ -72,7 +63,7 @@ pub async fn play(client: Client, plan: Plan) -> Progress {
         turn_signals,
         shuffle,
     });
-    let mut open = JoinSet::<Ended>::new();
+    let mut open = JoinSet::<Ended<Session>>::new();
     let mut progress = Progress::default();
     let mut tick = interval(LINE_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -123,27 +114,6 @@ pub async fn play(client: Client, plan: Plan) -> Progress {
     progress
 }
 
-impl Progress {
-    fn add(&mut self, ended: Ended) {
-        let counts = &mut self.counts;
-        counts.prompts_shortened += u64::from(ended.prompts_shortened);
-        for delivery in ended.deliveries {
-            counts.feedback_retries += delivery.retries;
-            match delivery.failure {
-                Some(failure) => counts.count_error(failure.to_string()),
-                None => counts.feedback_acknowledged += 1,
-            }
-        }
-        match ended.failure {
-            Some(failure) => {
-                counts.failed += 1;
-                counts.count_error(failure.to_string());
-            }
-            None => self.sessions.extend(ended.session),
-        }
-    }
-}
-
 /// What all sessions share.
 struct Stack {
     client: Client,
@@ -152,20 +122,9 @@ struct Stack {
     shuffle: Option<Shuffle>,
 }
 
-/// A session that is over.
-#[derive(Default)]
-struct Ended {
-    /// `None`: nothing was answered.
-    session: Option<Session>,
-    /// A turn failed. The user left without a word, and the session is not counted.
-    failure: Option<Failure>,
-    prompts_shortened: u32,
-    deliveries: Vec<Delivery>,
-}
-
-async fn hold(stack: Arc<Stack>, asker: Asker, (user, at): (usize, Duration), task: Task) -> Ended {
-    let mut ended = Ended::default();
-    let mut attempts = Vec::new();
+async fn hold(stack: Arc<Stack>, asker: Asker, (user, at): (usize, Duration), task: Task) -> Ended<Session> {
+    let (mut outcome, mut prompts_shortened, mut deliveries) = (None, 0, Vec::new());
+    let (mut failed, mut attempts) = (None, Vec::new());
     for turn in 0..TURNS_MAX {
         let Ok(permit) = stack.in_flight.acquire().await else {
             break;
@@ -176,17 +135,16 @@ async fn hold(stack: Arc<Stack>, asker: Asker, (user, at): (usize, Duration), ta
         drop(permit);
         let suggestion = match answer {
             Ok((suggestion, shortenings)) => {
-                ended.prompts_shortened += shortenings;
+                prompts_shortened += shortenings;
                 suggestion
             }
             Err(failure) => {
-                ended.failure = Some(failure);
+                failed = Some(failure); // the user leaves without a word
                 break;
             }
         };
-        let session = ended
-            .session
-            .get_or_insert_with(|| Session::begin(user, at, task.answer, &suggestion.arm));
+        let session: &mut Session =
+            outcome.get_or_insert_with(|| Session::begin(user, at, task.answer, &suggestion.arm));
         let judgment = match suggestion.declined {
             true => Judgment::Declined,
             false => task.judge(&attempts, &suggestion.text),
@@ -199,22 +157,25 @@ async fn hold(stack: Arc<Stack>, asker: Asker, (user, at): (usize, Duration), ta
             let sent = stack
                 .client
                 .send_feedback(target, "accept", accept, OffsetDateTime::now_utc());
-            ended.deliveries.push(sent.await);
+            deliveries.push(sent.await);
         }
         if session.solved {
             break;
         }
         attempts.push(Attempt::new(suggestion.text, suggestion.declined));
     }
-    if let (Some(session), None) = (&ended.session, &ended.failure) {
-        let answer = stack.answer(&asker, session).await;
-        ended.deliveries.extend(answer);
+    if let (Some(session), None) = (&outcome, &failed) {
+        deliveries.extend(stack.answer(&asker, session).await);
     }
-    if ended.session.is_some() {
+    if outcome.is_some() {
         let end = stack.client.end_episode(asker.session_id, OffsetDateTime::now_utc());
-        ended.deliveries.push(end.await);
+        deliveries.push(end.await);
     }
-    ended
+    Ended {
+        outcome: failed.map_or(Ok(outcome), Err),
+        prompts_shortened,
+        deliveries,
+    }
 }
 
 impl Stack {

@@ -13,13 +13,12 @@ use report::{Clusters, Interval, number::percent};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::{
-    play::Progress,
-    task::{Answer, TURNS_MAX},
-};
+use super::task::{Answer, TURNS_MAX};
 use crate::{
     client::Suggestion,
+    progress::Progress,
     stats::{FOLLOWING, FROZEN, Judgment, LEARNING},
+    terminal::{clock, problems},
 };
 
 /// One session that is over.
@@ -216,26 +215,16 @@ impl Part {
 }
 
 /// The run so far in one line.
-pub fn line(elapsed: Duration, progress: &Progress) -> String {
-    let counts = &progress.counts;
-    let seconds = elapsed.as_secs();
-    let mut parts = vec![format!(
-        "{:02}:{:02} {} sessions",
-        seconds / 60,
-        seconds % 60,
-        progress.sessions.len()
-    )];
+pub fn line(elapsed: Duration, progress: &Progress<Session>) -> String {
+    let mut parts = vec![format!("{} {} sessions", clock(elapsed), progress.outcomes.len())];
     for arm in [LEARNING, FOLLOWING, FROZEN] {
-        let of_arm = progress.sessions.iter().filter(|session| session.arm == arm);
+        let of_arm = progress.outcomes.iter().filter(|session| session.arm == arm);
         parts.push(format!(
             "{arm} {}",
             percent(clusters(of_arm, Measure::Success).mean(), 0)
         ));
     }
-    if counts.shed > 0 {
-        parts.push(format!("shed {}", counts.shed));
-    }
-    parts.extend(counts.errors.iter().map(|(error, n)| format!("{error} {n}")));
+    parts.extend(problems(progress));
     parts.join(" | ")
 }
 

@@ -7,11 +7,11 @@ use report::number::{decimal, percent, signed};
 use crate::{
     progress::Progress,
     queries::Live,
-    stats::{self, FOLLOWING, FROZEN, LEARNING},
+    stats::{self, FOLLOWING, FROZEN, LEARNING, Outcome},
 };
 
 /// All figures of the arms are over the run so far.
-pub fn line(elapsed: Duration, progress: &Progress, live: &Live, tau: f64) -> String {
+pub fn line(elapsed: Duration, progress: &Progress<Outcome>, live: &Live, tau: f64) -> String {
     let arms = stats::arms(&progress.outcomes, tau);
     let mut parts = vec![clock(elapsed), rate(elapsed, progress)];
     parts.extend([LEARNING, FOLLOWING, FROZEN].map(|arm| {
@@ -26,7 +26,7 @@ pub fn line(elapsed: Duration, progress: &Progress, live: &Live, tau: f64) -> St
 }
 
 /// Mean pauses per second.
-pub fn rate(elapsed: Duration, progress: &Progress) -> String {
+pub fn rate<T>(elapsed: Duration, progress: &Progress<T>) -> String {
     format!("{:.1}/s", progress.counts.due as f64 / elapsed.as_secs_f64().max(1.0))
 }
 
@@ -45,7 +45,7 @@ pub fn loop_facts(live: &Live) -> String {
 }
 
 /// What went wrong so far, with counts.
-pub fn problems(progress: &Progress) -> Vec<String> {
+pub fn problems<T>(progress: &Progress<T>) -> Vec<String> {
     let counts = &progress.counts;
     let shed = (counts.shed > 0).then(|| format!("shed {}", counts.shed));
     let errors = counts.errors.iter().map(|(error, n)| format!("{error} {n}"));

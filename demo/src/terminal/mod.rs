@@ -7,11 +7,13 @@ mod view;
 
 use std::{future::pending, time::Duration};
 
+pub use self::line::{clock, problems};
 use self::screen::Screen;
 use crate::{
     Console,
     progress::{Progress, Run},
     queries::Live,
+    stats::Outcome,
 };
 
 const LINE_EVERY: Duration = Duration::from_secs(3);
@@ -48,7 +50,7 @@ impl Display {
         if self.screen.is_some() { VIEW_EVERY } else { LINE_EVERY }
     }
 
-    pub fn show(&mut self, run: &Run, elapsed: Duration, progress: &Progress, live: &Live) {
+    pub fn show(&mut self, run: &Run, elapsed: Duration, progress: &Progress<Outcome>, live: &Live) {
         let Some(screen) = &mut self.screen else {
             return eprintln!("{}", line::line(elapsed, progress, live, run.tau));
         };

@@ -20,7 +20,7 @@ use super::line::{clock, loop_facts, problems, rate};
 use crate::{
     progress::{Progress, Run},
     queries::Live,
-    stats::{self, ArmStats, FOLLOWING, FROZEN, LEARNING, Measure, Period},
+    stats::{self, ArmStats, FOLLOWING, FROZEN, LEARNING, Measure, Outcome, Period},
 };
 
 /// Newest lines of the log that are shown.
@@ -37,7 +37,7 @@ const ARMS: [(&str, Color); 3] = [
 pub struct Scene<'a> {
     pub run: Run,
     pub elapsed: Duration,
-    pub progress: &'a Progress,
+    pub progress: &'a Progress<Outcome>,
     pub live: &'a Live,
     pub log: Vec<String>,
 }
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    fn progress() -> Progress {
+    fn progress() -> Progress<Outcome> {
         Progress {
             outcomes: sample::outcomes().into_iter().take(3200).collect(),
             counts: Counts {
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    fn scene<'a>(progress: &'a Progress, live: &'a Live) -> Scene<'a> {
+    fn scene<'a>(progress: &'a Progress<Outcome>, live: &'a Live) -> Scene<'a> {
         Scene {
             run: Run {
                 length: Duration::from_secs(600),
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn the_view_fits_small_terminals_and_an_empty_run() {
         let (progress, live) = (Progress::default(), Live::default());
-        let [wide, narrow, ..] = [(80, 24), (40, 10), (10, 3), (1, 1)].map(|(width, height)| {
+        let [wide, narrow, ..] = [(80, 24), (40, 24), (40, 10), (10, 3), (1, 1)].map(|(width, height)| {
             let mut scene = scene(&progress, &live);
             scene.elapsed = Duration::ZERO;
             text(width, height, &scene)
