@@ -57,7 +57,7 @@ create table step (
     committed_at      timestamptz not null default now(),
     -- BLAKE3 of the run state under checkpoint_key: its record, weights and moments. The policy
     -- store is not trusted, so a run continues from nothing else.
-    run_state_digest  bytea,
+    run_state_digest  bytea not null,
     constraint step_pkey primary key (run_id, step),
     constraint step_run_state_digest check (octet_length(run_state_digest) = 32)
 );

@@ -1,5 +1,5 @@
 -- Which version each user gets: assignments, experiments, canaries and what they found out. Written
--- by the crate `serving`, in the role `control`.
+-- by the crate `release`, in the role `control`.
 
 -- alias → version. One row per change; the row with the highest epoch of an alias is in force.
 -- Followers get the same facts as one signed document per epoch.

@@ -481,8 +481,8 @@ impl Config {
         Self::complete(&figment.merge(Env::prefixed(ENV_PREFIX).split("__")))
     }
 
-    /// Reads what was set. A configuration from before there was `learner` names `champion` or arms
-    /// without `learner`, and goes on as it was.
+    /// Reads what was set. A configuration that learns from `champion` and names no arms gets the
+    /// default arms without `learner`.
     fn complete(figment: &Figment) -> anyhow::Result<Self> {
         let mut config: Self = figment.extract().context("read the configuration")?;
         if config.learning().alias == LearningAlias::Champion && !figment.contains("release.arm") {

@@ -15,8 +15,7 @@ use rand::TryRngCore;
 
 use crate::config::Config;
 
-/// What a state folder may contain, apart from the servers' folders. Earlier versions created them
-/// with the caller's umask.
+/// What a state folder may contain, apart from the servers' folders.
 const STATE_FOLDERS: [&str; 7] = ["keys", "log", "objects", "payloads", "relay", "serve", "store"];
 
 /// From here on this process and its children create files for their own user only.
@@ -37,7 +36,7 @@ pub fn state_folder(config: &Config) -> anyhow::Result<()> {
     close_state(config)
 }
 
-/// Closes folders in the state folder that an earlier version left open to other users.
+/// Closes folders in the state folder that are open to other users, such as those of a restored copy.
 pub fn close_state(config: &Config) -> anyhow::Result<()> {
     for name in STATE_FOLDERS {
         let folder = config.state_dir.join(name);

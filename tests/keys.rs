@@ -178,7 +178,7 @@ async fn a_revoked_key_is_refused_soon_while_others_work_on() {
     .await;
     eprintln!("refused {:?} after the revocation", revoked_at.elapsed());
     assert!(key::revoke(&stack.pool, stolen.id, TEST, "again").await.is_err());
-    // Also without this program, which documents of earlier versions recommend, or by deletion.
+    // Also without this program, by SQL or by deletion.
     for change in [
         "update api_key set revoked_at = now() where revoked_at is null",
         "delete from api_key",
@@ -258,15 +258,14 @@ async fn known_keys_work_on_without_the_database_and_unknown_ones_are_not_called
     ask(&auth, &known.secret).await.unwrap();
 }
 
-/// What programs of before this version wrote into the table.
 #[tokio::test(flavor = "multi_thread")]
-async fn old_rows_keep_what_they_could_do_and_unreadable_ones_are_refused_alone() {
-    let stack = Stack::start("old_keys").await;
+async fn a_role_stands_for_its_scopes_and_an_unreadable_key_is_refused_alone() {
+    let stack = Stack::start("roles_of_keys").await;
     let auth = required(&stack.pool);
     for role in Role::ALL {
         let secret = random_key();
         let digest = blake3::hash(secret.as_bytes());
-        sqlx::query("insert into api_key (tenant_id, role, digest, label) values ('default', $1, $2, 'old')")
+        sqlx::query("insert into api_key (tenant_id, role, digest, label) values ('default', $1, $2, 'a role')")
             .bind(role.as_str())
             .bind(digest.as_bytes().as_slice())
             .execute(&stack.pool)

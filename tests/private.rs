@@ -289,25 +289,6 @@ fn give(path: &Path, user: u32) {
     }
 }
 
-/// Formats the storage as earlier versions did: without a user, as the user who runs the tests.
-fn format_without_user(place: &Place) {
-    let fetched = place.command(&["stack", "fetch", "--json"]).output().unwrap();
-    let fetched: serde_json::Value = serde_json::from_slice(&fetched.stdout).unwrap();
-    let classes = format!("{}/*", fetched["kafka"].as_str().unwrap());
-    let properties = place.state("kafka/server.properties");
-    let tool = |arguments: &[&str]| {
-        let mut java = Command::new(fetched["java"].as_str().unwrap());
-        java.args(["-Dlog4j2.level=ERROR", "-cp", &classes, "kafka.tools.StorageTool"]);
-        let output = java.args(arguments).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    fs::remove_dir_all(place.state("kafka/log")).unwrap();
-    let id = tool(&["random-uuid"]);
-    let properties = properties.to_str().unwrap();
-    tool(&["format", "--cluster-id", id.trim(), "--config", properties]);
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn data_folders_of_an_open_stack_are_closed_at_the_next_start_and_keep_their_data() {
     let place = Place::new();
@@ -319,14 +300,10 @@ async fn data_folders_of_an_open_stack_are_closed_at_the_next_start_and_keep_the
     connection.close().await.unwrap();
     stop(&place, first).await;
 
-    // As the version before left them: everybody is let in, and root runs Kafka.
+    // Everybody is let in, and root's files are in Kafka's folder.
     let folder = place.state("postgres");
     let open = "local all all trust\nhost all all 127.0.0.1/32 trust\n";
     fs::write(folder.join("pg_hba.conf"), open).unwrap();
-    format_without_user(&place);
-    for leftover in ["kafka.properties", "kafka/password.blake3"] {
-        fs::remove_file(place.state(leftover)).unwrap();
-    }
     fs::set_permissions(place.state("kafka"), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(place.state("log"), Permissions::from_mode(0o755)).unwrap();
     if Uid::effective().is_root() {

@@ -406,7 +406,9 @@ async fn an_assignment_older_than_the_last_verified_one_is_never_served() {
     releases(&stack).round().await.unwrap();
     let state_dir = stack.dir.path().join("serve");
     std::fs::create_dir_all(&state_dir).unwrap();
-    std::fs::write(state_dir.join("follow-demo.json"), r#"{"policy":"demo","epoch":40}"#).unwrap();
+    let state = json!({"policy": "demo", "epoch": 40, "signers": {"a key": 40}, "assignment": null, "roots": {},
+                       "revocations": {}, "stated_at": null});
+    std::fs::write(state_dir.join("follow-demo.json"), state.to_string()).unwrap();
     let replica = serve(&stack, None, state_dir).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(get(&format!("{}/health", replica.url)).await.0, 503);

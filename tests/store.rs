@@ -448,8 +448,9 @@ async fn run_files(stack: &Stack, head: i64) -> [String; 3] {
     }
     let insert = "insert into run (id, kind, policy, line, status, config) values ($1, 'sft', 'demo', 'ended', 'cancelled', '{}')";
     sqlx::query(insert).bind(run).execute(&stack.pool).await.unwrap();
-    let insert = "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
-                  values ($1, 1, $2, $2 - 1, '\\x00', '{}', $3)";
+    let insert =
+        "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, run_state_digest)
+                  values ($1, 1, $2, $2 - 1, '\\x00', '{}', $3, sha256(''))";
     let insert = sqlx::query(insert).bind(run).bind(head - 1).bind(&keys[2]);
     insert.execute(&stack.pool).await.unwrap();
     keys

@@ -1,5 +1,5 @@
-//! Tenants: whose a policy is, what `control` shows to whom, how consents are given and withdrawn, and
-//! what becomes of deployments from before. What is trained on is in `trainer/consent.rs`.
+//! Tenants: whose a policy is, what `control` shows to whom, and how consents are given and
+//! withdrawn. What is trained on is in `trainer/consent.rs`.
 
 #[cfg(feature = "torch")]
 mod fuzz;

@@ -31,7 +31,7 @@ pub struct Args {
     pub corpus: Corpus,
     /// Where to write the report as JSON; default: report.json or session.json in the state folder.
     /// The page of completions is written beside it.
-    #[arg(long, alias = "json", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Policy to ask, if not the configured one.
     #[arg(long, value_name = "NAME")]

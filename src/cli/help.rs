@@ -58,7 +58,7 @@ pub fn template() -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use clap::{CommandFactory, Parser};
+    use clap::CommandFactory;
 
     use super::*;
 
@@ -87,29 +87,5 @@ mod tests {
             }
         }
         check(&crate::cli::Cli::command());
-    }
-
-    #[test]
-    fn old_names_still_work() {
-        for line in [
-            "release promote --version 41 --reason r",
-            "policy pin 41 --reason r",
-            "policy unpin 41",
-            "policy fold",
-            "policy share new --base old --shard 1/4 --name n",
-            "policy publish new --line l --parent 1 --image",
-            "policy publish new --line l --parent 1 --shares n --of 4 --base old",
-            "policy pull 41 folder --quantised fp8-e4m3-b128.1",
-            "policy verify 41 --quantised",
-            "dlq list --reason invalid",
-        ] {
-            let words = ["springtide"].into_iter().chain(line.split(' '));
-            let parsed = crate::cli::Cli::try_parse_from(words);
-            assert!(
-                parsed.is_ok(),
-                "{line}: {}",
-                parsed.err().map_or(String::new(), |error| error.to_string())
-            );
-        }
     }
 }

@@ -88,11 +88,11 @@ fn default_paths_are_in_the_state_folder() {
     assert_eq!(config.serve.state_dir, Path::new("/srv/elsewhere/serve"));
 }
 
-/// Files from before there was `learner` go on as they were; a file that says nothing has it.
 #[test]
 fn the_alias_to_learn_from_follows_from_the_arms_unless_it_is_named() {
-    let old_arms = "[[release.arm]]\nalias = 'champion'\nweight = 0.7\n[[release.arm]]\nalias = 'base'\nweight = 0.3\n";
-    let old_alias = "[trainer.realtime]\nalias = 'champion'\n";
+    let no_learner =
+        "[[release.arm]]\nalias = 'champion'\nweight = 0.7\n[[release.arm]]\nalias = 'base'\nweight = 0.3\n";
+    let by_champion = "[trainer.realtime]\nalias = 'champion'\n";
     let completed = |text: &str| {
         let config = Config::complete(&Figment::new().merge(Toml::string(text))).unwrap();
         config.check().unwrap();
@@ -105,13 +105,13 @@ fn the_alias_to_learn_from_follows_from_the_arms_unless_it_is_named() {
             .collect::<Vec<_>>()
     };
     let two = arms(&[("champion", 0.7), ("base", 0.3)]);
-    assert_eq!(completed(old_arms), ("champion".to_owned(), two.clone()));
+    assert_eq!(completed(no_learner), ("champion".to_owned(), two.clone()));
     assert_eq!(
-        completed(&format!("{old_arms}{old_alias}")),
+        completed(&format!("{no_learner}{by_champion}")),
         ("champion".to_owned(), two)
     );
     let before = arms(&[("champion", 0.6), ("base", 0.4)]);
-    assert_eq!(completed(old_alias), ("champion".to_owned(), before));
+    assert_eq!(completed(by_champion), ("champion".to_owned(), before));
     let three = arms(&[("learner", 0.3), ("champion", 0.5), ("base", 0.2)]);
     assert_eq!(completed(""), ("learner".to_owned(), three));
 }

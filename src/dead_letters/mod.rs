@@ -18,7 +18,7 @@ use crate::cli::values::since;
 pub struct Filter {
     /// Only records that were put aside for this: undecodable, invalid, conflict, orphan or
     /// refused.
-    #[arg(long, alias = "reason")]
+    #[arg(long)]
     pub cause: Option<String>,
     /// Only from this topic: its full name, or `generation` or `feedback`.
     #[arg(long)]

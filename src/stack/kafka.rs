@@ -106,8 +106,8 @@ impl Kafka {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Whether the broker answers a request for metadata. Gives it the clients' password if its
-    /// data folder is from before there was one.
+    /// Whether the broker answers a request for metadata. Gives it the clients' password if it
+    /// has another, because the file with it was lost.
     pub async fn ready(&self) -> bool {
         let node = self.clone();
         let ready = move || match node.check() {

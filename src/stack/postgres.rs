@@ -28,8 +28,7 @@ const CONNECT_SECONDS_MAX: u64 = 3;
 /// Longest name of a Unix socket on Linux, bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
-/// Who may connect. Replaces the file of the data folder at every start: earlier versions let every
-/// local user in.
+/// Who may connect. Replaces the file of the data folder at every start.
 const HBA: &str = "# Written by Springtide at every start.\nlocal all all peer map=springtide\n";
 
 /// A fast shutdown: aborts transactions and stops. A smart one (SIGTERM) would wait for clients.

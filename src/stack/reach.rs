@@ -39,8 +39,8 @@ pub fn folder(wanted: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the data folder of a server, at `wanted` or behind a link there. Only the user who runs
-/// the server may enter it. Creates it if it does not exist. Takes over one that an earlier version
-/// used as another user.
+/// the server may enter it. Creates it if it does not exist. Takes over one that another user's
+/// server has used.
 pub fn data_folder(wanted: &Path) -> anyhow::Result<PathBuf> {
     let place = match wanted.canonicalize() {
         Ok(place) => take_over(wanted, place),

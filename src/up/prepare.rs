@@ -41,8 +41,8 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
         .await
         .context("create topics")?;
     let keys = config.keys_dir();
-    // Keys that exist already may be from before there were root keys. Then a person makes one with
-    // `springtide policy new-key`, which also signs the revocations that count so far.
+    // In a folder that has keys, a person makes the root key with `springtide policy new-key`, which
+    // also signs the revocations that count so far.
     if !KEYS.iter().any(|name| keys.join(format!("{name}.pub")).exists()) {
         SigningKey::create(&keys, Role::Root.name(), Role::Root).context("create the root key")?;
     }

@@ -8,12 +8,12 @@ on conflict (policy, serial) do update set created_at = excluded.created_at;
 insert into run (id, kind, policy, line, status, config, base_version, steps_done, started_at)
 values ('01990000-0000-7000-8000-0000000000aa', 'realtime', 'demo', 'realtime', 'running', '{}', 1, 59, now() - interval '3 hours'),
        ('01990000-0000-7000-8000-0000000000ab', 'grpo', 'demo', 'run-01990000', 'succeeded', '{"steps": 20}', 1, 20, now() - interval '2 hours');
-insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, committed_at)
+insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, run_state_digest, committed_at)
 select '01990000-0000-7000-8000-0000000000aa', n, n + 1, n, sha256(n::text::bytea),
        jsonb_build_object('loss', 0.9 * exp(-n / 40.0) + 0.05 * random(), 'kl', 1e-5 * (1 + random()), 'entropy', 2.1 - n / 60.0 + 0.05 * random(),
                           'reward_mean', 0.2 + 0.5 * (1 - exp(-n / 25.0)) + 0.05 * (random() - 0.5), 'reward_std', 0.4, 'trajectories', 64,
                           'tokens', 2048, 'stale', jsonb_build_object('tokens', (100 * random())::int)),
-       'private/' || n, now() - interval '3 hours' + n * interval '3 minutes'
+       'private/' || n, sha256(n::text::bytea), now() - interval '3 hours' + n * interval '3 minutes'
 from generate_series(1, 59) n;
 insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes, created_at)
 select 'demo', step + 1, sha256((step + 1)::text::bytea), step, 'realtime', 0, run_id, step,

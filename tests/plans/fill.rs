@@ -44,8 +44,8 @@ const HISTORY: &[&str] = &[
             n / {cohort} + 1, at(n)
      from generate_series(1::bigint, {rows} - {head}) n
      where n % 5 < 3",
-    "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, committed_at)
-     select '{run}', s, s + 1, s, '\\x00', '{}', 'private/1', at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort}) s",
+    "insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, run_state_digest, committed_at)
+     select '{run}', s, s + 1, s, '\\x00', '{}', 'private/1', sha256(''), at(s * {cohort}) from generate_series(1::bigint, ({rows} - {head}) / {cohort}) s",
     "insert into version (policy, serial, root, parent, line, branch, run_id, step, manifest_key, delta_bytes, image_bytes, created_at)
      select 'demo', s, '\\x00', nullif(s - 1, 0), 'realtime', 0, '{run}', s - 1, 'm', 10, 100, at(s * {cohort})
      from generate_series(1::bigint, ({rows} - {head}) / {cohort} + 1) s",

@@ -17,8 +17,8 @@ event as (
     insert into run_event (run_id, level, message, data) select id, 'info', $3, jsonb_build_object('note', $3) from run
 ),
 step as (
-    insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key)
-    select id, 1, 1002, 1001, '\xcc', jsonb_build_object('note', $3), $3 from run where status = 'failed'
+    insert into step (run_id, step, version, parent, cohort_digest, metrics, checkpoint_key, run_state_digest)
+    select id, 1, 1002, 1001, '\xcc', jsonb_build_object('note', $3), $3, sha256('') from run where status = 'failed'
 ),
 replica as (
     insert into replica (id, cluster, policy, address, epoch, resident, ready)

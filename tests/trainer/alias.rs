@@ -6,7 +6,7 @@ use crate::support::eventually;
 use release::{Learning, LearningAlias, Options as ReleaseOptions, ReleaseService};
 use store::Store;
 
-/// The releases of a `control` whose file has arms without `learner`, as before there was one.
+/// The releases of a `control` whose file has arms without `learner`.
 fn old_control(world: &World) -> ReleaseService {
     let options = ReleaseOptions {
         arms: ReleaseOptions::arms_without_learner(),

@@ -22,7 +22,7 @@ const STEPS: i64 = 2;
 /// After the 256 bytes.
 const END: u32 = 256;
 const DECLINE: u32 = 257;
-/// Longer than the log takes. Such a call is logged as older versions logged all.
+/// Longer than the log takes. Such a call is logged as untrainable.
 const TOO_LONG: usize = 70_000;
 
 /// A model with a tokenizer of bytes and a chat template. Its vocabulary has more ids than the

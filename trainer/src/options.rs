@@ -75,7 +75,7 @@ pub struct Realtime {
     pub enabled: bool,
     /// The line that it writes; default `realtime`. No other value is supported yet.
     pub line: String,
-    /// The alias whose traffic it learns from: `learner`, or `champion` as before there was a learner.
+    /// The alias whose traffic it learns from: `learner`, or `champion` where no arm explores.
     /// `control` reads it for its first arms. The trainer learns from what the arms in force say:
     /// `learner` if one of them serves it, else `champion`; if this names the other one, it waits.
     /// If a release moves the alias, the run continues from that version. Default: `learner` if a
@@ -175,7 +175,6 @@ pub struct Offline {
     pub runs_max: usize,
     /// Rollouts that the trainer makes at a time for one run: completions, and sessions with environments that it
     /// calls; default 32.
-    #[serde(alias = "requests_max")]
     pub rollouts_max: usize,
     /// The run fails after this many draws of tasks in a row in which every group had equal rewards;
     /// default 20.

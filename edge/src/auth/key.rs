@@ -17,7 +17,7 @@ use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
 
 const SECRET_PREFIX: &str = "spring_";
-/// The role of keys whose scopes are listed one by one. Older programs refuse it.
+/// The role of keys whose scopes are listed one by one.
 const CUSTOM: &str = "custom";
 /// Keys that are neither revoked nor expired. Every process holds them in memory.
 const KEYS_MAX: i64 = 100_000;

@@ -180,11 +180,7 @@ impl Closer {
                 shown: row.shown,
                 tokens: super::tokens(row.tokens),
                 finish_reason: row.finish_reason.clone(),
-                starts_at: match row.finished_at {
-                    Some(finished_at) => starts_at(row.sampled_at, finished_at),
-                    // Rows of older versions only have the end of the horizon.
-                    None => row.closes_at - rule.map_or(time::Duration::ZERO, |rule| rule.definition.horizon()),
-                },
+                starts_at: starts_at(row.sampled_at, row.finished_at.unwrap_or(row.sampled_at)),
                 ended_at: row.ended_at,
             };
             if row.stray {
@@ -214,10 +210,7 @@ impl Closer {
             for target in [Target::Generation(row.generation_id), Target::Episode(row.episode_id)] {
                 needs.add(row.generation_id, &row.tenant_id, target, closes_at, None, &judges);
             }
-            // Rows of older versions have no other end than the one that waiting would move.
-            if row.finished_at.is_some() {
-                needs.wait(row.generation_id, closes_at.max(row.stored_at), &judges);
-            }
+            needs.wait(row.generation_id, closes_at.max(row.stored_at), &judges);
             closed.push(Closed {
                 generation_id: row.generation_id,
                 surface: row.surface.clone(),

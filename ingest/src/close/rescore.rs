@@ -63,8 +63,6 @@ pub struct Rescored {
     pub outcome: Option<Outcome>,
     /// Turns of its episode have expired, so it cannot be scored.
     pub is_cut: bool,
-    /// False: the start of the horizon is not stored, so it is assumed to be the first token.
-    pub exact: bool,
     pub closed: Closed,
 }
 
@@ -77,7 +75,7 @@ pub struct Closed {
     pub censor_code: Option<String>,
     pub signal: Option<String>,
     pub feedback_at: Option<OffsetDateTime>,
-    /// Absent in rows of older versions.
+    /// Event time after which nothing counted.
     pub closes_at: Option<OffsetDateTime>,
     pub closed_at: OffsetDateTime,
     /// The trajectory was this episode.
@@ -205,7 +203,6 @@ impl Reader {
                 sampled_at: row.sampled_at,
                 closes_at,
                 outcome: over.then(|| score(Some(&request.rule), &closing, &signals)),
-                exact: row.finished_at.is_some(),
                 closed,
             });
         }

@@ -36,7 +36,7 @@ impl Surfaces {
 pub struct Stored {
     pub surface: String,
     pub version: i32,
-    /// JSON of a [`Definition`]. Older versions of Springtide may have stored another shape.
+    /// JSON of a [`Definition`].
     pub definition: serde_json::Value,
     pub created_at: OffsetDateTime,
 }
@@ -79,8 +79,7 @@ async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32
         .fetch_optional(pool)
         .await?;
         let next = match latest {
-            // Compared as definitions, because the same number may be written differently. An older
-            // shape is a change.
+            // Compared as definitions, because the same number may be written differently.
             Some(row) if same(&row.definition, definition) => return Ok(row.version),
             Some(row) => row.version + 1,
             None => 1,

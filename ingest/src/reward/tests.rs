@@ -285,7 +285,7 @@ fn bounds_are_checked_and_absent_ones_are_not_stored() {
         ..completion()
     };
     assert!(for_users.check().unwrap_err().to_string().contains("purpose"));
-    // a definition without them is the one that earlier builds stored
+    // fields that are not set are left out
     let stored = serde_json::to_value(Definition::rollout()).unwrap();
     for field in ["reward_min", "reward_max", "purpose", "trajectory", "turn_reward"] {
         assert!(stored.get(field).is_none(), "{field}");

@@ -13,9 +13,6 @@ use crate::digest::Digest;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "assignment";
-/// The kind of an assignment with a salt. Replicas from before there were salts refuse it and keep
-/// the assignment before, instead of giving users another arm than the other replicas do.
-pub const SALTED_KIND: &str = "salted-assignment";
 /// Longest salt, bytes.
 pub const SALT_BYTES_MAX: usize = 64;
 /// Epochs rise one by one, or by fewer than this. A larger jump is an attempt to block all later
@@ -45,16 +42,15 @@ pub struct Assignment {
     pub aliases: BTreeMap<String, Target>,
     /// How users are divided. Empty: everyone gets `champion`.
     pub arms: Vec<Arm>,
-    /// By cluster: the arms of its replicas, instead of `arms`. Replicas from before there were such
-    /// arms divide users by `arms`. Left out of the document if there are none.
+    /// By cluster: the arms of its replicas, instead of `arms`. Left out of the document if there
+    /// are none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cluster_arms: BTreeMap<String, Vec<Arm>>,
-    /// Share of `champion`'s requests that the version of the alias `canary` answers too, unseen. Replicas
-    /// from before ignore it. Left out of the document if 0.
+    /// Share of `champion`'s requests that the version of the alias `canary` answers too, unseen. Left
+    /// out of the document if 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shadow: f64,
-    /// Another salt draws every user's arm anew. Empty: users are where they were before there were
-    /// salts. Left out of the document then.
+    /// Another salt draws every user's arm anew. Left out of the document if empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub salt: String,
     #[serde(with = "time::serde::rfc3339")]
@@ -79,13 +75,12 @@ pub struct Arm {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub explore: f64,
     /// Users' requests of the arm are sampled at this temperature at most, 0 to
-    /// [`TEMPERATURE_BOUND_MAX`]. `None`: at their own. Replicas from before ignore it. Left out of
-    /// the document if there is none.
+    /// [`TEMPERATURE_BOUND_MAX`]. `None`: at their own. Left out of the document if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_max: Option<f64>,
     /// Users are shown a text of the arm only if its probability is at least this, 0 to below 1.
-    /// Otherwise the policy declines. `None`: whatever its probability. Replicas from before ignore it.
-    /// Left out of the document if there is none.
+    /// Otherwise the policy declines. `None`: whatever its probability. Left out of the document
+    /// if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability_min: Option<f64>,
 }
@@ -226,14 +221,6 @@ impl Assignment {
     pub fn probability_min_of(&self, alias: &str) -> Option<f64> {
         let arm = self.arms.iter().find(|arm| arm.alias == alias);
         arm.and_then(|arm| arm.probability_min)
-    }
-
-    /// The kind to sign it as.
-    pub fn kind(&self) -> &'static str {
-        match self.salt.is_empty() {
-            true => KIND,
-            false => SALTED_KIND,
-        }
     }
 }
 
@@ -414,13 +401,13 @@ pub(crate) mod tests {
         assert_eq!(user_point("2026-spring", "demo", "ada"), 0.471_113_261_231_304_8);
     }
 
-    /// An assignment from before there were salts, byte for byte as it was signed.
+    /// An assignment without the fields that are left out.
     const UNSALTED: &str = r#"{"policy":"demo","epoch":3,"aliases":{"base":{"version":1,"root":"48fc721fbbc172e0925fa27af1671de225ba927134802998b10a1568a188652b"},"champion":{"version":8,"root":"48fc721fbbc172e0925fa27af1671de225ba927134802998b10a1568a188652b"}},"arms":[{"alias":"champion","weight":0.6,"explore":0.02},{"alias":"base","weight":0.4}],"created_at":"2026-11-21T06:00:00Z"}"#;
 
     #[test]
-    fn a_document_without_a_salt_has_the_bytes_and_the_kind_that_it_had() {
+    fn an_empty_salt_is_left_out_of_the_document() {
         let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
-        assert_eq!((read.salt.as_str(), read.kind()), ("", KIND));
+        assert_eq!(read.salt, "");
         assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
         let salted = Assignment {
             salt: "2026-spring".into(),
@@ -428,7 +415,7 @@ pub(crate) mod tests {
         };
         let text = serde_json::to_string(&salted).unwrap();
         let expected = UNSALTED.replace(r#","created_at""#, r#","salt":"2026-spring","created_at""#);
-        assert_eq!((text.as_str(), salted.kind()), (expected.as_str(), SALTED_KIND));
+        assert_eq!(text, expected);
         assert_eq!(serde_json::from_str::<Assignment>(&text).unwrap(), salted);
     }
 
@@ -512,7 +499,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_arm_without_a_bound_on_the_temperature_has_the_bytes_that_it_had() {
+    fn an_absent_bound_on_the_temperature_is_left_out_of_the_document() {
         let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
         assert_eq!(read.arms[0].temperature_max, None);
         assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
@@ -525,13 +512,10 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_str::<Assignment>(&text).unwrap(), bounded);
         let of = |alias: &str| bounded.temperature_max_of(alias);
         assert_eq!((of("champion"), of("base"), of("nobody")), (Some(0.3), Some(0.0), None));
-        // whoever does not know the field reads the rest
-        let before: Assignment = serde_json::from_str(&text.replace("temperature_max", "later_field")).unwrap();
-        assert_eq!(serde_json::to_string(&before).unwrap(), UNSALTED);
     }
 
     #[test]
-    fn an_arm_without_a_bar_has_the_bytes_that_it_had() {
+    fn an_absent_bar_is_left_out_of_the_document() {
         let read: Assignment = serde_json::from_str(UNSALTED).unwrap();
         assert_eq!(read.arms[0].probability_min, None);
         assert_eq!(serde_json::to_string(&read).unwrap(), UNSALTED);
@@ -547,8 +531,5 @@ pub(crate) mod tests {
             (of("champion"), of("base"), of("nobody")),
             (Some(0.25), Some(0.0), None)
         );
-        // whoever does not know the field reads the rest
-        let before: Assignment = serde_json::from_str(&text.replace("probability_min", "later_field")).unwrap();
-        assert_eq!(serde_json::to_string(&before).unwrap(), UNSALTED);
     }
 }

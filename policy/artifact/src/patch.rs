@@ -11,8 +11,6 @@
 //! | `shapes` | JSON object: the shape of each tensor that changed |
 //! | `digest` | BLAKE3 of the file with these 64 digits as `0`, in hex |
 //!
-//! Files of older builds have no `digest`.
-//!
 //! It moves weights between processes of one machine. [`delta`](crate::delta) is the form for
 //! storage and networks.
 

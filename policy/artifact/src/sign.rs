@@ -28,7 +28,7 @@ use crate::digest::Digest;
 
 pub use envelope::{Envelope, EnvelopeSignature};
 
-/// Kind of the signed timestamp. The name is that of older versions.
+/// Kind of the signed timestamp.
 pub const TIMESTAMP_KIND: &str = "statement";
 /// Kind of the revocation of a key.
 pub const REVOCATION_KIND: &str = "revocation";
@@ -95,15 +95,15 @@ impl Role {
     /// The role that signs documents of `kind`.
     pub fn of_kind(kind: &str) -> Self {
         match kind {
-            assignment::KIND | assignment::SALTED_KIND | TIMESTAMP_KIND => Role::Release,
+            assignment::KIND | TIMESTAMP_KIND => Role::Release,
             REVOCATION_KIND => Role::Root,
             _ => Role::Trainer,
         }
     }
 
-    /// The role of a key whose file names none, as older versions wrote it: `trainer.pub` and
-    /// `trainer-….pub` are of the trainer, likewise `release`. Nobody becomes root by a name.
-    pub fn of_name(name: &str) -> Option<Self> {
+    /// The role that a process gives a key that it makes: `trainer` and `trainer-…` are of the
+    /// trainer, likewise `release`. A root key is made by a person alone.
+    fn of_name(name: &str) -> Option<Self> {
         [Role::Release, Role::Trainer].into_iter().find(|role| {
             let rest = name.strip_prefix(role.name());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
@@ -139,14 +139,13 @@ pub struct TrustedKeys {
 #[derive(Debug, Clone)]
 struct PublicKey {
     key: VerifyingKey,
-    /// Empty: it signs nothing but its own revocation.
     roles: BTreeSet<Role>,
 }
 
 impl SigningKey {
     /// Reads `<name>.key` in `folder`, or creates it from the system's randomness, and creates
-    /// `<name>.pub` if it is missing, with the role of its name ([`Role::of_name`]). Processes that
-    /// start at the same time get the same key.
+    /// `<name>.pub` if it is missing. The role follows from the name: `trainer` or `trainer-…`, and
+    /// `release` likewise. Processes that start at the same time get the same key.
     pub fn load_or_create(folder: &Path, name: &str) -> Result<Self, Error> {
         Self::load_or_create_as(folder, name, Role::of_name(name))
     }
@@ -183,13 +182,14 @@ impl SigningKey {
                     "it does not belong to the private key beside it",
                 ));
             }
-            if role.is_some() && found != role {
-                return Err(key_error(&public_path, "the key has another role, or none"));
+            if role.is_some_and(|role| role != found) {
+                return Err(key_error(&public_path, "the key has another role"));
             }
         } else {
+            let role =
+                role.ok_or_else(|| key_error(&public_path, "it is missing, and nothing else names the key's role"))?;
             let public = hex::encode(key.key.verifying_key().to_bytes());
-            let role = role.map(|role| format!(" {role}")).unwrap_or_default();
-            let text = format!("{public}{role}\n");
+            let text = format!("{public} {role}\n");
             atomic::replace(&public_path, &[text.as_bytes()]).map_err(io("write", &public_path))?;
         }
         Ok(key)
@@ -279,15 +279,15 @@ impl TrustedKeys {
 
     /// Trusts `key` too, in this role beside those that it has.
     pub fn insert(&mut self, key: &SigningKey, role: Role) {
-        self.add(key.key.verifying_key(), Some(role));
+        self.add(key.key.verifying_key(), role);
     }
 
-    fn add(&mut self, key: VerifyingKey, role: Option<Role>) {
+    fn add(&mut self, key: VerifyingKey, role: Role) {
         let entry = self.keys.entry(key_id(&key)).or_insert_with(|| PublicKey {
             key,
             roles: BTreeSet::new(),
         });
-        entry.roles.extend(role);
+        entry.roles.insert(role);
     }
 
     /// Revokes the key with this id.
@@ -299,8 +299,8 @@ impl TrustedKeys {
     /// or a root key that is not revoked.
     ///
     /// The order of revocations does not matter: a revocation by a key that is certainly revoked
-    /// never counts, and keys that revoke each other are all revoked. Keys without a root key among
-    /// them are from before there were roles: any of them may revoke any other.
+    /// never counts, and keys that revoke each other are all revoked. If there is no root key among
+    /// the keys, any of them may revoke any other.
     pub fn revoke_by(&mut self, revocations: &Revocations) {
         let has_root = self.has_root();
         let may_revoke = |signer: &str| self.may_revoke_if(has_root, signer);
@@ -416,18 +416,13 @@ fn key_path(folder: &Path, name: &str, extension: &str) -> Result<PathBuf, Error
     Ok(path)
 }
 
-/// A public key and its role: the one in the file, or that of the file's name.
-fn read_public(path: &Path) -> Result<([u8; 32], Option<Role>), Error> {
+/// A public key and its role.
+fn read_public(path: &Path) -> Result<([u8; 32], Role), Error> {
     let text = fs::read_to_string(path).map_err(io("read", path))?;
     let mut words = text.split_whitespace();
     let key = read_hex(path, words.next().unwrap_or_default())?;
-    let role = match words.next() {
-        Some(word) => {
-            let unknown = "the word behind the key is not a role (root, release or trainer)";
-            Some(word.parse().map_err(|_| key_error(path, unknown))?)
-        }
-        None => path.file_stem().and_then(|name| name.to_str()).and_then(Role::of_name),
-    };
+    let role = words.next().and_then(|word| word.parse().ok());
+    let role = role.ok_or_else(|| key_error(path, "no role (root, release or trainer) stands behind the key"))?;
     if words.next().is_some() {
         return Err(key_error(path, "it has more than a key and its role"));
     }

@@ -37,11 +37,8 @@ pub struct Signed<T> {
 
 /// A kind of signed document.
 pub(super) trait Document: Serialize + DeserializeOwned + Send + Sync {
-    /// The kind to verify an envelope as.
-    fn kind_of(envelope: &Envelope) -> &'static str;
-
-    /// The kind to sign it as.
-    fn kind(&self) -> &'static str;
+    /// The kind in the envelope's payload type.
+    const KIND: &'static str;
 
     /// The place it names.
     fn key(&self) -> Result<Path, Error>;
@@ -53,16 +50,7 @@ pub(super) trait Document: Serialize + DeserializeOwned + Send + Sync {
 }
 
 impl Document for Manifest {
-    fn kind_of(envelope: &Envelope) -> &'static str {
-        match envelope.claims_kind(manifest::SHARDED_KIND) {
-            true => manifest::SHARDED_KIND,
-            false => manifest::KIND,
-        }
-    }
-
-    fn kind(&self) -> &'static str {
-        Manifest::kind(self)
-    }
+    const KIND: &'static str = manifest::KIND;
 
     fn key(&self) -> Result<Path, Error> {
         manifest_key(&self.policy, self.version)
@@ -74,16 +62,7 @@ impl Document for Manifest {
 }
 
 impl Document for Assignment {
-    fn kind_of(envelope: &Envelope) -> &'static str {
-        match envelope.claims_kind(assignment::SALTED_KIND) {
-            true => assignment::SALTED_KIND,
-            false => assignment::KIND,
-        }
-    }
-
-    fn kind(&self) -> &'static str {
-        Assignment::kind(self)
-    }
+    const KIND: &'static str = assignment::KIND;
 
     fn key(&self) -> Result<Path, Error> {
         assignment_key(&self.policy, self.epoch)
@@ -337,14 +316,9 @@ impl Store {
     /// Reads and verifies the document at `key`.
     pub(super) async fn get_signed<T: Document>(&self, key: &Path, keys: &TrustedKeys) -> Result<Signed<T>, Error> {
         let envelope = self.get_envelope(key).await?;
-        let kind = T::kind_of(&envelope);
-        let (payload, signer) = envelope.verify_signer(kind, keys).map_err(signature(key))?;
+        let (payload, signer) = envelope.verify_signer(T::KIND, keys).map_err(signature(key))?;
         let document: T = serde_json::from_slice(&payload).map_err(contradiction(key))?;
         document.check().map_err(contradiction(key))?;
-        if document.kind() != kind {
-            let reason = format!("it is signed as a {kind}, but is a {}", document.kind());
-            return Err(contradiction(key)(reason));
-        }
         if document.key().ok().as_ref() != Some(key) {
             return Err(contradiction(key)("it was signed for another place"));
         }
@@ -378,7 +352,7 @@ fn payload<T: Document>(key: &Path, document: &T) -> Result<Vec<u8>, Error> {
 
 pub(super) fn sign_document<T: Document>(key: &Path, document: &T, signer: &SigningKey) -> Result<Vec<u8>, Error> {
     let payload = payload(key, document)?;
-    let envelope = Envelope::sign(document.kind(), &payload, signer);
+    let envelope = Envelope::sign(T::KIND, &payload, signer);
     envelope.to_bytes().map_err(signature(key))
 }
 

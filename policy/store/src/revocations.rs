@@ -15,7 +15,7 @@ use super::keys::{assignment_key, manifest_key, revocation_key, squashed_delta_k
 use super::{Error, Store};
 use artifact::assignment::Assignment;
 use artifact::manifest::Manifest;
-use artifact::sign::{Envelope, REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
+use artifact::sign::{REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
 use artifact::squash::SquashedDelta;
 
 /// Revocations that `policy resign` lists. Nobody else lists them.
@@ -34,13 +34,7 @@ pub struct Revocation {
 }
 
 impl Document for Revocation {
-    fn kind_of(_: &Envelope) -> &'static str {
-        REVOCATION_KIND
-    }
-
-    fn kind(&self) -> &'static str {
-        REVOCATION_KIND
-    }
+    const KIND: &'static str = REVOCATION_KIND;
 
     fn key(&self) -> Result<Path, Error> {
         revocation_key(&self.policy, &self.key)
@@ -150,26 +144,24 @@ impl Store {
     /// root key the revocations that count. Only the envelopes change. Returns the number of new
     /// signatures.
     pub async fn resign(&self, policy: &str, keys: &TrustedKeys, signer: &SigningKey) -> Result<usize, Error> {
-        type KindOf = fn(&Envelope) -> &'static str;
-        let mut documents: Vec<(Path, KindOf)> = vec![];
+        let mut documents: Vec<(Path, &str)> = vec![];
         for serial in self.list_numbers(policy, "version").await? {
-            documents.push((manifest_key(policy, serial)?, Manifest::kind_of));
+            documents.push((manifest_key(policy, serial)?, Manifest::KIND));
         }
         for epoch in self.list_numbers(policy, "assignment").await? {
-            documents.push((assignment_key(policy, epoch)?, Assignment::kind_of));
+            documents.push((assignment_key(policy, epoch)?, Assignment::KIND));
         }
         for (to, starts) in self.list_squashed_deltas(policy).await? {
             for from in starts {
-                documents.push((squashed_delta_key(policy, from, to)?, SquashedDelta::kind_of));
+                documents.push((squashed_delta_key(policy, from, to)?, SquashedDelta::KIND));
             }
         }
         let mut count = 0;
-        for (key, kind_of) in documents {
+        for (key, kind) in documents {
             let mut envelope = match self.get_envelope(&key).await {
                 Err(Error::NotFound(_)) => continue,
                 read => read?,
             };
-            let kind = kind_of(&envelope);
             if !keys.may_sign(signer.key_id(), kind) {
                 continue;
             }

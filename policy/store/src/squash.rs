@@ -15,7 +15,7 @@ use super::objects::Pieces;
 use super::{Error, PutOutcome, Store, blocking};
 use artifact::delta;
 use artifact::manifest::{Manifest, Parent};
-use artifact::sign::{Envelope, SigningKey, TrustedKeys};
+use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::squash::{self, SquashedDelta};
 
 /// The numbers of steps that squashed deltas span.
@@ -35,13 +35,7 @@ pub enum SquashOutcome {
 }
 
 impl Document for SquashedDelta {
-    fn kind_of(_: &Envelope) -> &'static str {
-        squash::KIND
-    }
-
-    fn kind(&self) -> &'static str {
-        squash::KIND
-    }
+    const KIND: &'static str = squash::KIND;
 
     fn key(&self) -> Result<Path, Error> {
         squashed_delta_key(&self.policy, self.from.version, self.to.version)

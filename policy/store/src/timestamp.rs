@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 use super::documents::{Document, sign_document};
 use super::keys::timestamp_key;
 use super::{Error, Signed, Store};
-use artifact::sign::{Envelope, SigningKey, TIMESTAMP_KIND as KIND, TrustedKeys};
+use artifact::sign::{SigningKey, TIMESTAMP_KIND, TrustedKeys};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timestamp {
@@ -28,13 +28,7 @@ pub struct Timestamp {
 }
 
 impl Document for Timestamp {
-    fn kind_of(_: &Envelope) -> &'static str {
-        KIND
-    }
-
-    fn kind(&self) -> &'static str {
-        KIND
-    }
+    const KIND: &'static str = TIMESTAMP_KIND;
 
     fn key(&self) -> Result<Path, Error> {
         timestamp_key(&self.policy)

@@ -122,7 +122,7 @@ pub struct Learning {
 pub enum LearningAlias {
     #[default]
     Learner,
-    /// Configured before there was `learner`: `champion` follows every head and is learned from.
+    /// No arm explores: `champion` follows every head and is learned from.
     Champion,
 }
 
@@ -185,7 +185,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The default arms from before there was `learner`.
+    /// The default arms where the realtime run learns from `champion`.
     pub fn arms_without_learner() -> Vec<ArmOptions> {
         vec![arm(CHAMPION, 0.6, 0.02), arm(BASE, 0.4, 0.0)]
     }
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_without_bounds_is_written_as_before_there_were_bounds() {
+    fn absent_bounds_of_an_arm_are_not_written() {
         let written = r#"{"alias":"champion","weight":0.5,"explore":0.0}"#;
         let mut arm: ArmOptions = serde_json::from_str(written).unwrap();
         assert_eq!(arm, super::arm(CHAMPION, 0.5, 0.0));

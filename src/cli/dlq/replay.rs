@@ -166,7 +166,6 @@ mod tests {
         assert_eq!(read(&["0/1", "0/2"]).unwrap().positions.len(), 2);
         let by_cause = read(&["--cause", "conflict", "--since", "2h", "--yes"]).unwrap();
         assert!(by_cause.confirm.yes && by_cause.filter.since.is_some());
-        assert!(read(&["--reason", "conflict"]).is_ok()); // the old name
         assert!(read(&["0/1", "--edit", "event.json"]).unwrap().edit.is_some());
         for words in [
             &[][..],

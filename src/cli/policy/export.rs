@@ -24,7 +24,7 @@ pub struct Export {
     #[arg(long, conflicts_with = "quantized")]
     adapter: bool,
     /// Write the manifest's quantized copy of this spec: fp8-e4m3-b128.1 or int4-sym-g32.1.
-    #[arg(long, alias = "quantised", value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC")]
     quantized: Option<Spec>,
     /// Largest size of a shard of the weights, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = SHARD_BYTES_MAX, value_parser = clap::value_parser!(u64).range(1..))]

@@ -75,7 +75,7 @@ impl NewKey {
         let keys_dir = self.at.keys_dir(config);
         let path = keys_dir.join(format!("{}.key", self.name));
         ensure!(!path.exists(), "{} exists: give another name", path.display());
-        // A store from before there were root keys: its revocations must go on to count.
+        // Revocations that count without a root key must count with it.
         let before = match (self.role, keys_dir.is_dir()) {
             (Role::Root, true) if !names(&keys_dir)?.is_empty() => Some(self.at.open(config).await?),
             _ => None,

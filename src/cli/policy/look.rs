@@ -299,7 +299,7 @@ pub struct Verify {
     #[arg(long)]
     deep: bool,
     /// Also make every quantized copy that its manifest names, and compare the content hashes.
-    #[arg(long, alias = "quantised")]
+    #[arg(long)]
     quantized: bool,
     #[command(flatten)]
     output: Output,

@@ -45,13 +45,10 @@ pub enum Command {
     /// Protect a version's bytes from `gc`.
     ///
     /// Example: springtide policy keep 41 --reason "the paper's model"
-    #[command(alias = "pin")]
     Keep(upkeep::Keep),
     /// Stop protecting a version's bytes from `gc`.
-    #[command(alias = "unpin")]
     Unkeep(upkeep::Unkeep),
     /// Make the squashed deltas that are due: one delta in place of several steps.
-    #[command(alias = "fold")]
     Squash(upkeep::Squash),
     /// List the signing keys that are trusted here, and the revoked ones.
     Keys(keys::Keys),
@@ -67,7 +64,6 @@ pub enum Command {
     /// together this way.
     ///
     /// Example: springtide policy shard ./new --base ./old --shard 1/4 --name step-7
-    #[command(alias = "share")]
     Shard(shard::Shard),
     /// Publish a Hugging Face folder, written by any trainer, as the next version of a line.
     ///

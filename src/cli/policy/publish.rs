@@ -29,11 +29,11 @@ pub struct Publish {
     #[arg(long, value_name = "VERSION")]
     parent: String,
     /// Write a full checkpoint beside the delta even if none is due.
-    #[arg(long, alias = "image", conflicts_with = "shards")]
+    #[arg(long, conflicts_with = "shards")]
     checkpoint: bool,
     /// Use the delta shards that `springtide policy shard` uploaded under this name. No weights are
     /// read.
-    #[arg(long, alias = "shares", value_name = "NAME", requires_all = ["of", "base"])]
+    #[arg(long, value_name = "NAME", requires_all = ["of", "base"])]
     shards: Option<String>,
     /// Number of shards.
     #[arg(long, value_name = "COUNT", requires = "shards", value_parser = clap::value_parser!(u32).range(1..))]

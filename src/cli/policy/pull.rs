@@ -37,7 +37,7 @@ pub struct Pull {
     ///
     /// Deltas do not apply to such a folder. For later pulls, name one without --quantized as
     /// --base.
-    #[arg(long, alias = "quantised", value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC")]
     quantized: Option<Spec>,
     /// Largest size of a shard of the weights, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = folder::SHARD_BYTES_MAX, value_parser = clap::value_parser!(u64).range(1..))]

@@ -45,7 +45,6 @@ struct Arm {
     alias: String,
     weight: f64,
     explore: f64,
-    /// A control of an earlier build does not know it, nor the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     temperature_max: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -274,7 +273,7 @@ mod tests {
             let error = bound(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        // a control of an earlier build neither sends nor knows the field
+        // an arm without bounds has no such fields
         let old = json!({"alias": "learner", "weight": 0.5, "explore": 0.02});
         let read: Arm = serde_json::from_value(old.clone()).unwrap();
         assert_eq!((&read, json!(read)), (&current[0], old));

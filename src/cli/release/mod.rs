@@ -79,8 +79,6 @@ enum Verdict {
 pub struct Move {
     /// Number of the version. `--help` says what holds without it.
     version: Option<i64>,
-    #[arg(long = "version", value_name = "VERSION", hide = true, conflicts_with = "version")]
-    version_option: Option<i64>,
     /// Alias to move.
     #[arg(long, default_value = "champion")]
     alias: String,
@@ -181,7 +179,7 @@ impl Judgment {
 impl Move {
     async fn send(self, client: &ControlClient, kind: &str) -> anyhow::Result<()> {
         let mut body = json!({"kind": kind, "alias": self.alias, "reason": self.reason});
-        if let Some(version) = self.version.or(self.version_option) {
+        if let Some(version) = self.version {
             body["version"] = version.into();
         }
         let done: Value = client.post("/v1/releases", &body).await?;

@@ -172,7 +172,6 @@ struct Tally {
     changed: u64,
     open: u64,
     cut: u64,
-    inexact: u64,
 }
 
 impl Tally {
@@ -194,7 +193,6 @@ impl Tally {
             }
             Outcome::Censored { code } => *self.censored.entry(*code).or_default() += 1,
         }
-        self.inexact += u64::from(!rescored.exact);
         self.changed += u64::from(changed);
         changed
     }
@@ -227,13 +225,6 @@ impl std::fmt::Display for Tally {
         }
         if self.cut > 0 {
             write!(f, "\nleft out: {} episodes of which turns have expired", self.cut)?;
-        }
-        if self.inexact > 0 {
-            write!(
-                f,
-                "\n{} were stored by an older program: their horizon counts from their first token",
-                self.inexact
-            )?;
         }
         Ok(())
     }

@@ -223,7 +223,7 @@ mod tests {
         };
         assert!(budget.check().unwrap_err().starts_with("tokens_per_step"));
         let kept = serde_json::to_value(&run).unwrap();
-        assert!(kept.get("target").is_none(), "as before there was a target: {kept}");
+        assert!(kept.get("target").is_none(), "the default is left out: {kept}");
     }
 
     #[test]

@@ -308,7 +308,7 @@ impl<'a> Executor<'a> {
         .await?;
         let Some(row) = row else { return Ok(None) };
         let publisher = &self.trainer.publisher;
-        let expected = row.run_state_digest.and_then(|digest| Digest::from_slice(&digest));
+        let expected = Digest::from_slice(&row.run_state_digest);
         let run_state = publisher.read_run_state(&row.checkpoint_key, expected).await?;
         let base = match &run_state.lora {
             Some(lora) => Some(publisher.load(lora.base).await?),

@@ -8,9 +8,8 @@ use sqlx::PgPool;
 /// The alias to learn from, as the tables have it now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learning {
-    /// `learner` if an arm in force serves it, else `champion`, as before there was a learner. A
-    /// database from before arms were rows has no arms, and learns from `champion` until `control`
-    /// writes them.
+    /// `learner` if an arm in force serves it, else `champion`, also until `control` has written the
+    /// first arms.
     pub alias: &'static str,
     /// `None`: it has no version yet.
     pub target: Option<Target>,
@@ -139,7 +138,11 @@ mod tests {
         let obstacle = |arms, is_assigned, named| learning(arms, is_assigned).obstacle(named);
         assert_eq!(obstacle(Arms::Serve, true, None), None);
         assert_eq!(obstacle(Arms::Serve, true, Some(LEARNER)), None);
-        assert_eq!(obstacle(Arms::None, true, None), None, "from before arms were rows");
+        assert_eq!(
+            obstacle(Arms::None, true, None),
+            None,
+            "control has written no arms yet"
+        );
         assert_eq!(obstacle(Arms::None, false, None), Some(Obstacle::NothingAssigned));
         assert_eq!(
             obstacle(Arms::None, false, Some(CHAMPION)),

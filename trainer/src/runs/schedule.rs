@@ -47,7 +47,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Takes it out of the configuration of a run. Runs from before there were schedules have none.
+    /// Takes it out of the configuration of a run. Without the field: the default.
     pub fn take_from(config: &mut Value) -> serde_json::Result<Schedule> {
         let taken = config.as_object_mut().and_then(|fields| fields.remove(FIELD));
         taken.map_or_else(|| Ok(Schedule::default()), serde_json::from_value)

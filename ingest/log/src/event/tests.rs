@@ -238,7 +238,7 @@ fn both_forms_and_what_is_signed_include_that_it_must_not_be_trained_on() {
     let json = serde_json::to_value(&event).unwrap();
     assert_eq!(json["generation"]["untrainable"], "no_token_ids");
     assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
-    // without it, nothing is written, so the signatures of older events hold
+    // without it, nothing is written
     assert!(plain.write().untrainable.is_empty());
     let json = serde_json::to_value(generation_event()).unwrap();
     assert!(json["generation"].get("untrainable").is_none());
@@ -294,7 +294,7 @@ fn both_forms_and_what_is_signed_include_the_grammar_that_constrained_the_answer
     assert_eq!(Event::decode_json(json.to_string().as_bytes()).unwrap(), event);
     let digests = [schema, "{}"].map(|schema| constrained(schema).unsigned_digest());
     assert_ne!(digests[0], digests[1]);
-    // without it, nothing is written, so the signatures of older events hold
+    // without it, nothing is written
     let unconstrained = Sampling {
         top_k: 5,
         ..Sampling::default()

@@ -26,8 +26,6 @@ const ESTIMATES_MAX: usize = 16;
 struct Stored {
     turn: Turn,
     closed: Closed,
-    /// The start of its horizon is stored.
-    exact: bool,
     /// How many turns the episode had when it closed.
     of_turns: Option<i32>,
 }
@@ -98,7 +96,6 @@ impl Reader {
             let Some(episode) = episodes.get_mut(last) else {
                 continue;
             };
-            let exact = row.finished_at.is_some();
             let closed = Closed {
                 definition: row.reward_definition,
                 reward: row.reward,
@@ -114,7 +111,6 @@ impl Reader {
             episode.turns.push(Stored {
                 turn: super::super::turn!(row),
                 closed,
-                exact,
                 of_turns,
             });
         }
@@ -378,7 +374,6 @@ fn lines(request: &Request, episode: Episode, new: impl Fn(&Turn) -> New) -> Vec
             closes_at: new.closes_at,
             outcome: new.outcome,
             is_cut: new.is_cut,
-            exact: stored.exact,
             closed: stored.closed,
         });
     }

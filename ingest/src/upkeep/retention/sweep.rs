@@ -47,8 +47,6 @@ pub(super) async fn below_horizon(connection: &mut PgConnection, until: Uuid) ->
     if cleaned.is_some_and(|cleaned| cleaned >= until) {
         return Ok(());
     }
-    // Older versions may have left some.
-    generations_without_week(connection, until).await?;
     sqlx::query!("delete from open_generation where generation_id < $1", until)
         .execute(&mut *connection)
         .await

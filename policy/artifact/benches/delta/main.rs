@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--mib" => options.mib = arguments.next().ok_or("--mib takes a number")?.parse()?,
             "--json" => options.json = Some(arguments.next().ok_or("--json takes a path")?.into()),
             "--programs" => options.programs = true,
-            "--quantized" | "--quantised" => options.quantized = true,
+            "--quantized" => options.quantized = true,
             "--bench" => {}
             other => return Err(format!("unknown argument {other}").into()),
         }

@@ -57,11 +57,11 @@ impl Contents {
             Some(format) if format == FORMAT => {}
             found => return Err(Refused::Format { found }),
         }
-        check_digest(file, metadata.remove("digest"))?;
         let mut take = |key: &str| {
             let value = metadata.remove(key);
             value.ok_or_else(|| Refused::Metadata(format!("`{key}` is missing")))
         };
+        check_digest(file, &take("digest")?)?;
         let digest = |text: String| text.parse().map_err(|error| Refused::Metadata(format!("{error}")));
         let (from, to, shapes) = (digest(take("from")?)?, digest(take("to")?)?, take("shapes")?);
         let shapes: BTreeMap<String, Vec<usize>> =
@@ -139,9 +139,7 @@ impl Changes {
     }
 }
 
-/// Files of older builds have no digest.
-fn check_digest(file: &[u8], digest: Option<String>) -> Result<(), Refused> {
-    let Some(digest) = digest else { return Ok(()) };
+fn check_digest(file: &[u8], digest: &str) -> Result<(), Refused> {
     let place = digest_place(file).ok_or(Refused::Digest)?;
     let mut hasher = blake3::Hasher::new();
     hasher.update(&file[..place.start]);
@@ -168,7 +166,7 @@ mod tests {
 
     type Change<'a> = &'a dyn Fn(&mut HashMap<String, String>, &mut Vec<i64>);
 
-    /// A patch of the tensor `a` with the shape [2, 2], as older builds wrote it.
+    /// A patch of the tensor `a` with the shape [2, 2], with a digest that fits.
     fn written(change: Change<'_>) -> Bytes {
         let hash = Digest::of(b"").to_string();
         let mut metadata: HashMap<String, String> = [
@@ -176,6 +174,7 @@ mod tests {
             ("from", &hash),
             ("to", &hash),
             ("shapes", r#"{"a":[2,2]}"#),
+            ("digest", std::str::from_utf8(NO_DIGEST).unwrap()),
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
@@ -186,7 +185,12 @@ mod tests {
             ("a|i", super::super::Part::new(Dtype::I64, indices.len() / 8, indices)),
             ("a|v", super::super::Part::new(Dtype::BF16, 2, vec![1, 2, 3, 4])),
         ];
-        safetensors::serialize(parts, Some(metadata)).unwrap().into()
+        let mut file = safetensors::serialize(parts, Some(metadata)).unwrap();
+        if let Some(place) = digest_place(&file) {
+            let digest = Digest::of(&file).to_string();
+            file[place].copy_from_slice(digest.as_bytes());
+        }
+        file.into()
     }
 
     #[test]
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_an_older_build_is_read_and_its_contradictions_are_refused() {
+    fn a_file_that_contradicts_itself_is_refused() {
         assert_eq!(Contents::from_bytes(&written(&|_, _| {})).unwrap().weights(), 2);
         let refused = |change: Change<'_>| Contents::from_bytes(&written(change)).unwrap_err().to_string();
         let set = |key: &'static str, value: &'static str| {
@@ -240,7 +244,10 @@ mod tests {
         assert!(set("shapes", r#"{"a":[3]}"#).contains("outside"));
         assert!(set("shapes", r#"{"a":[4294967296,4294967296]}"#).contains("too large"));
         assert!(set("new", "").contains("`new` is unknown"));
-        assert!(refused(&|metadata, _| drop(metadata.remove("to"))).contains("`to` is missing"));
+        for key in ["to", "digest"] {
+            let error = refused(&|metadata, _| drop(metadata.remove(key)));
+            assert!(error.contains(&format!("`{key}` is missing")), "{error}");
+        }
         assert!(refused(&|_, indices| *indices = vec![3, 1]).contains("ascend"));
         assert!(refused(&|_, indices| *indices = vec![1, 1]).contains("ascend"));
         assert!(refused(&|_, indices| *indices = vec![-1, 1]).contains("ascend"));

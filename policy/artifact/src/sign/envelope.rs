@@ -51,11 +51,6 @@ impl Envelope {
         }
     }
 
-    /// Whether it claims to be a document of `kind`.
-    pub fn claims_kind(&self, kind: &str) -> bool {
-        self.payload_type == payload_type(kind)
-    }
-
     /// The payload, if a trusted key signed it as a document of `kind`.
     pub fn verify(&self, kind: &str, keys: &TrustedKeys) -> Result<Vec<u8>, Error> {
         Ok(self.verify_signer(kind, keys)?.0)
@@ -76,10 +71,7 @@ impl Envelope {
         let roles: Vec<&str> = keys.roles(signer).map(Role::name).collect();
         Err(Error::Role {
             key: (*signer).to_owned(),
-            has: match roles.is_empty() {
-                true => "no role".into(),
-                false => format!("the role `{}`", roles.join("`, `")),
-            },
+            has: format!("the role `{}`", roles.join("`, `")),
             kind: kind.into(),
             needed: Role::of_kind(kind),
         })

@@ -9,7 +9,6 @@ mod parts;
 mod reverse;
 mod revocations;
 mod s3;
-mod salt;
 mod shards;
 mod squash;
 mod transient;

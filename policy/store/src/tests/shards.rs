@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use super::*;
 use artifact::delta::{Change, FRAME_WEIGHTS, FrameRange, FrameSpan, TensorSlice};
 use artifact::merkle::ChunkHash;
-use artifact::sign::Envelope;
 
 /// TensorSlice along dimension 0, along dimension 1, by expert, and not at all.
 const SLICES: [(&str, Option<usize>); 4] = [
@@ -290,39 +289,6 @@ async fn a_frame_reader_accepts_single_object_deltas_and_only_those_of_its_manif
     other.delta = None;
     let error = f.store.open_delta(POLICY, &other).await.unwrap_err();
     assert!(matches!(error, Error::Document { .. }), "{error}");
-}
-
-#[tokio::test]
-async fn a_reader_without_shard_support_refuses_a_sharded_manifest() {
-    let (base, next) = (version(1), version(2));
-    let f = fixture();
-    let first = first(&f, &base).await;
-    let manifest = publish(&f, (&first, &base), &next, 2).await;
-    let path = f.path(&format!("policy/{POLICY}/version/{:010}.json", 2));
-    let verify_as = |kind| {
-        Envelope::from_bytes(&std::fs::read(&path).unwrap())
-            .unwrap()
-            .verify(kind, &f.trusted())
-    };
-    assert!(verify_as("manifest").is_err() && verify_as("sharded-manifest").is_ok());
-    // Another signature does not change the kind, and neither kind verifies as the other.
-    let other = SigningKey::from_seed(&[9; 32]);
-    let mut both = f.trusted();
-    both.insert(&other, artifact::sign::Role::Trainer);
-    assert_eq!(f.store.resign(POLICY, &both, &other).await.unwrap(), 2);
-    let trusted = other.trusted();
-    assert_eq!(f.store.get_manifest(POLICY, 2, &trusted).await.unwrap(), manifest);
-    let unsharded = Manifest {
-        version: 2,
-        ..first.clone()
-    };
-    for (kind, manifest) in [("manifest", &manifest), ("sharded-manifest", &unsharded)] {
-        let payload = serde_json::to_vec(manifest).unwrap();
-        let envelope = Envelope::sign(kind, &payload, &f.key).to_bytes().unwrap();
-        std::fs::write(&path, envelope).unwrap();
-        let error = f.store.get_manifest(POLICY, 2, &f.trusted()).await.unwrap_err();
-        assert!(matches!(error, Error::Document { .. }), "{kind}: {error}");
-    }
 }
 
 #[tokio::test]

@@ -88,10 +88,7 @@ pub struct Evaluation {
     #[serde(default = "Evaluation::margin_default")]
     pub margin: f64,
     /// How long the evaluations may take. Then the version is refused. Default: an hour.
-    #[serde(
-        default = "Evaluation::timeout_default",
-        skip_serializing_if = "Evaluation::has_default_timeout"
-    )]
+    #[serde(default = "Evaluation::timeout_default")]
     pub timeout: Span,
 }
 
@@ -102,11 +99,6 @@ impl Evaluation {
 
     fn timeout_default() -> Span {
         Span(Duration::from_secs(3600))
-    }
-
-    /// An earlier `control` does not know the field.
-    fn has_default_timeout(timeout: &Span) -> bool {
-        *timeout == Self::timeout_default()
     }
 }
 
@@ -399,16 +391,6 @@ mod tests {
     fn read(value: Value) -> Result<Strategy, String> {
         let strategy: Strategy = serde_json::from_value(value).map_err(|error| error.to_string())?;
         strategy.check().map(|()| strategy)
-    }
-
-    #[test]
-    fn the_timeout_of_evaluations_is_written_only_if_it_is_not_the_default() {
-        let old = json!({"dataset": "held-out@1", "margin": 0.01});
-        let read: Evaluation = serde_json::from_value(old.clone()).unwrap();
-        assert_eq!(read.timeout, Span(Duration::from_secs(3600)));
-        assert_eq!(serde_json::to_value(&read).unwrap(), old);
-        let longer: Evaluation = serde_json::from_value(json!({"dataset": "held-out@1", "timeout": "2h"})).unwrap();
-        assert_eq!(serde_json::to_value(&longer).unwrap()["timeout"], "7200s");
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn assign_first_version(state: &ReleaseState, changes: &mut Vec<Change>) {
         }
     };
     if state.rules.learning == LearningAlias::Learner && state.alias(LEARNER).is_none() {
-        // From before there was a learner: it takes over what people did to `champion`.
+        // It takes over what people did to `champion`.
         changes.push(champion.map_or_else(
             || at_head(LEARNER),
             |champion| Change {
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// From before there was a learner, and configured to stay so.
+    /// Configured to learn from `champion`.
     fn without_learner(version: i64, branch: i32) -> ReleaseState {
         let mut state = running(version, branch);
         state.aliases.remove(0);

@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// From before there was a learner, and configured to stay so.
+    /// Configured to learn from `champion`.
     fn without_learner() -> ReleaseState {
         let mut state = state();
         state.aliases.remove(0);

@@ -30,23 +30,15 @@ struct Contents {
     policy: String,
     /// 0: none yet.
     epoch: i64,
-    /// The highest epoch that each key signed. The empty key holds the epoch of older files without
-    /// this field.
-    #[serde(default)]
+    /// The highest epoch that each key signed.
     signers: BTreeMap<String, i64>,
     /// Digest of the assignment of `epoch`.
-    #[serde(default)]
     assignment: Option<Digest>,
-    #[serde(default)]
     roots: BTreeMap<i64, Digest>,
-    /// Key → the key that revoked it. Only in files of older versions.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    revoked: BTreeMap<String, String>,
     /// Key → the keys that signed its revocation.
-    #[serde(default)]
     revocations: Revocations,
     /// When the newest timestamp was made.
-    #[serde(default, with = "time::serde::rfc3339::option")]
+    #[serde(with = "time::serde::rfc3339::option")]
     stated_at: Option<OffsetDateTime>,
 }
 
@@ -63,8 +55,10 @@ impl TrustState {
         let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         created.with_context(|| format!("create {}", dir.display()))?;
         let path = dir.join(format!("follow-{policy}.json"));
-        let mut contents = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("read {}", path.display()))?,
+        let contents = match std::fs::read(&path) {
+            Ok(bytes) => {
+                serde_json::from_slice::<Contents>(&bytes).with_context(|| format!("read {}", path.display()))?
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Contents {
                 policy: policy.into(),
                 ..Contents::default()
@@ -78,14 +72,6 @@ impl TrustState {
             contents.policy,
             contents.epoch
         );
-        if contents.signers.is_empty() && contents.epoch > 0 {
-            contents.signers.insert(String::new(), contents.epoch);
-        }
-        for (key, by) in std::mem::take(&mut contents.revoked) {
-            contents.revocations.entry(key).or_default().insert(by);
-        }
-        // older versions also stored revocations that nobody had signed
-        contents.revocations.retain(|_, signers| !signers.is_empty());
         Ok(TrustState { path, contents })
     }
 
@@ -232,12 +218,10 @@ mod tests {
     }
 
     #[test]
-    fn a_version_keeps_its_content_hash_and_old_state_files_are_read() {
+    fn a_version_keeps_its_content_hash() {
         let dir = tempfile::tempdir().unwrap();
         let keys = TrustedKeys::default();
-        std::fs::write(dir.path().join("follow-demo.json"), r#"{"policy":"demo","epoch":3}"#).unwrap();
         let mut state = TrustState::open(dir.path(), "demo").unwrap();
-        assert_eq!(state.epoch(&keys), 3);
         state.record_assignment(&assignment(4, "a", b"4"), &keys).unwrap();
         let mut other = assignment(5, "a", b"5");
         other
@@ -250,33 +234,23 @@ mod tests {
     }
 
     #[test]
-    fn revocations_are_remembered_and_read_from_old_state_files() {
+    fn revocations_are_remembered() {
         let dir = tempfile::tempdir().unwrap();
-        let old = r#"{"policy":"demo","epoch":3,"revoked":{"stolen":"release"}}"#;
-        std::fs::write(dir.path().join("follow-demo.json"), old).unwrap();
         let mut state = TrustState::open(dir.path(), "demo").unwrap();
-        let signers = |by: &[&str]| by.iter().map(|by| (*by).to_owned()).collect();
-        let expected = Revocations::from([("stolen".to_owned(), signers(&["release"]))]);
-        assert_eq!(*state.revocations(), expected);
-        let more = Revocations::from([("stolen".to_owned(), signers(&["root"]))]);
-        state.record_revocations(more).unwrap();
+        let revoked = |by: &[&str]| {
+            let signers = by.iter().map(|by| (*by).to_owned()).collect();
+            Revocations::from([("stolen".to_owned(), signers)])
+        };
+        state.record_revocations(revoked(&["release"])).unwrap();
+        state.record_revocations(revoked(&["root"])).unwrap();
         let state = TrustState::open(dir.path(), "demo").unwrap();
-        let expected = Revocations::from([("stolen".to_owned(), signers(&["release", "root"]))]);
-        assert_eq!(*state.revocations(), expected);
-        let unsigned = r#"{"policy":"demo","epoch":3,"revocations":{"a":[],"stolen":["release","root"]}}"#;
-        std::fs::write(dir.path().join("follow-demo.json"), unsigned).unwrap();
-        assert_eq!(*TrustState::open(dir.path(), "demo").unwrap().revocations(), expected);
+        assert_eq!(*state.revocations(), revoked(&["release", "root"]));
     }
 
     #[test]
     fn an_unreadable_state_file_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        for torn in [
-            "",
-            "{\"policy\":\"demo\"",
-            "{\"policy\":\"else\",\"epoch\":3}",
-            "{\"policy\":\"demo\",\"epoch\":-1}",
-        ] {
+        for torn in ["", "{\"policy\":\"demo\"", "{\"policy\":\"demo\",\"epoch\":3}"] {
             std::fs::write(dir.path().join("follow-demo.json"), torn).unwrap();
             assert!(TrustState::open(dir.path(), "demo").is_err(), "{torn:?}");
         }
