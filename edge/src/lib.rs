@@ -7,6 +7,7 @@
 pub mod audit;
 pub mod auth;
 pub mod bind;
+pub mod database;
 mod held;
 pub mod host;
 pub mod intake;

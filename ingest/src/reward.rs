@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-pub use expression::{EpisodeFacts, Expression, Formula};
+pub use expression::{EpisodeFacts, Expression};
 pub use metric::{Level, Metric, MetricType, Optimize};
 
 use event_log::event::{Purpose, Value, to_microseconds};

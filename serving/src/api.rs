@@ -55,7 +55,7 @@ pub use error::shape_errors;
 pub use log_state::LogState;
 pub use prompts::Prompts;
 pub use sessions::Sessions;
-pub use shadow::{ARM as SHADOW, Shadow};
+pub use shadow::Shadow;
 
 /// How long all engines may be away before a replica is no longer ready.
 const LOST_MAX: Duration = Duration::from_secs(10);

@@ -12,11 +12,11 @@ mod reporter;
 
 pub use reporter::Reporter;
 
-use crate::database::{page_limit, unavailable};
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
 use edge::auth::{Principal, Scope};
+use edge::database::{page_limit, unavailable};
 use edge::json::Json;
 use edge::path::Path;
 use edge::query::Query;

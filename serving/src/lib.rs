@@ -22,7 +22,6 @@
 pub mod api;
 #[cfg(test)]
 mod captured;
-mod database;
 pub mod engine;
 pub mod fleet;
 pub mod follow;

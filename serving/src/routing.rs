@@ -1,9 +1,9 @@
 //! Which loaded version answers a request, by the assignment in force. The follower replaces the
 //! table, the API reads it. Holding a route keeps its version loaded.
 
-use crate::api::SHADOW;
 use crate::engine::LoadedVersion;
 use artifact::assignment::{Assignment, CANARY, CHAMPION};
+use event_log::event::SHADOW;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 

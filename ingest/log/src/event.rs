@@ -30,6 +30,8 @@ pub use protobuf::Undecodable;
 /// A request without a user gets a user key of its own that begins with this. The trainer's caps take
 /// all of them for one user.
 pub const ANONYMOUS_USER_PREFIX: &str = "anonymous-";
+/// The arm of unseen answers of a canary. No alias has this name.
+pub const SHADOW: &str = "shadow";
 
 /// One event. `(tenant, source, id)` and the kind of its body identify it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -77,8 +77,6 @@ pub struct EpisodeFacts {
     pub of_turns: BTreeMap<String, Vec<event::Value>>,
 }
 
-/// Longest formula, bytes.
-const FORMULA_BYTES_MAX: usize = 1024;
 /// Maximum brackets and question marks of an expression, which limits its nesting.
 const NESTED_MAX: usize = 64;
 
@@ -289,57 +287,6 @@ impl Expression {
     }
 }
 
-/// A number computed from numbers that have names, in CEL.
-#[derive(Debug)]
-pub struct Formula {
-    program: Program,
-}
-
-impl Formula {
-    /// Compiles it, and tries it with 0, 0.5 and 1 for every number. It must use all of them. The error
-    /// goes on from its field's name.
-    pub fn new(text: &str, names: &[&str]) -> anyhow::Result<Self> {
-        ensure!(
-            text.len() <= FORMULA_BYTES_MAX,
-            "has {} bytes; at most {FORMULA_BYTES_MAX} are allowed",
-            text.len()
-        );
-        let program = program(text)?;
-        let contents = Contents::of(&program);
-        ensure!(
-            contents.is_arithmetic,
-            "is more than arithmetic: there are numbers, names, operators and functions of them"
-        );
-        if let Some(unused) = names.iter().find(|name| !contents.uses.contains(&vec![**name])) {
-            bail!("does not use {unused:?}");
-        }
-        for used in &contents.uses {
-            ensure!(
-                names.contains(&used[0]),
-                "names {:?}, which is none of {}",
-                used[0],
-                names.join(", ")
-            );
-        }
-        let formula = Self { program };
-        for number in [0.0, 0.5, 1.0] {
-            let tried: Vec<(&str, f64)> = names.iter().map(|name| (*name, number)).collect();
-            let why = || format!("with {number} for every name");
-            formula.value(&tried).with_context(why)?;
-        }
-        Ok(formula)
-    }
-
-    /// Fails if the result is no number, or not finite.
-    pub fn value(&self, numbers: &[(&str, f64)]) -> anyhow::Result<f64> {
-        let mut context = Context::default();
-        for (name, number) in numbers {
-            context.add_variable_from_value(*name, *number);
-        }
-        execute(&self.program, &context)?.context("returns null, not a number")
-    }
-}
-
 fn program(text: &str) -> anyhow::Result<Program> {
     // The parser panics beyond its own limit of 96.
     let nested = text.matches(['(', '[', '{', '?']).count();
@@ -374,8 +321,6 @@ struct Contents<'a> {
     /// It may stand for any field of the last one. What a comprehension such as
     /// `all.retry.filter(x, x > 1.0)` binds is no variable.
     uses: Vec<Vec<&'a str>>,
-    /// It has neither loops nor collections, so that it is computed in the time that it takes to read.
-    is_arithmetic: bool,
     /// It has a literal such as `Point{x: 1}`, at which the interpreter panics.
     has_struct: bool,
 }
@@ -384,7 +329,6 @@ impl<'a> Contents<'a> {
     fn of(program: &'a Program) -> Self {
         let mut contents = Self {
             uses: Vec::new(),
-            is_arithmetic: true,
             has_struct: false,
         };
         contents.add(&program.expression().expr, &[]);
@@ -393,7 +337,6 @@ impl<'a> Contents<'a> {
 
     /// Adds an expression inside comprehensions that have bound these names.
     fn add(&mut self, expression: &'a Expr, bound: &[&'a str]) {
-        self.is_arithmetic &= matches!(expression, Expr::Ident(_) | Expr::Literal(_) | Expr::Call(_));
         self.has_struct |= matches!(expression, Expr::Struct(_));
         if let Some(used) = names(expression) {
             if !bound.contains(&used[0]) {

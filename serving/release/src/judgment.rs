@@ -6,12 +6,12 @@
 //! otherwise.
 
 use super::ReleaseService;
-use crate::database::{page_limit, unavailable};
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
 use edge::audit;
 use edge::auth::{Principal, Scope};
+use edge::database::{page_limit, unavailable};
 use edge::json::Json;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};

@@ -8,7 +8,6 @@
 
 pub mod audited;
 mod canary;
-mod database;
 pub mod decide;
 mod experiment;
 mod http;

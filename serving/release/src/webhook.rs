@@ -11,13 +11,13 @@
 //! has got is in the table `webhook`, so any number of processes may send, and one at a time does.
 
 use super::ReleaseService;
-use crate::database::unavailable;
 use anyhow::{Context, ensure};
 use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use edge::Problem;
 use edge::auth::Scope;
+use edge::database::unavailable;
 use edge::json::Json;
 use edge::routes::{Routes, get};
 use hmac::{Hmac, KeyInit, Mac};

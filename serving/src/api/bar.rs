@@ -7,9 +7,8 @@
 
 use super::outcome::SampledToken;
 use super::request::GenerationRequest;
-use super::shadow;
 use crate::routing::Route;
-use event_log::event::Purpose;
+use event_log::event::{Purpose, SHADOW};
 
 /// The lowest probability that a choice is shown at. `None`: it is shown whatever its probability,
 /// because
@@ -18,7 +17,7 @@ use event_log::event::Purpose;
 /// - it cannot decline: its version has no decline token, its tokens are constrained, or it explores
 ///   (`explores`).
 pub fn of(request: &GenerationRequest, route: &Route, explores: bool) -> Option<f64> {
-    let for_users = request.purpose == Purpose::Production || route.arm == shadow::ARM;
+    let for_users = request.purpose == Purpose::Production || route.arm == SHADOW;
     let can_decline = route.version.decline_id.is_some() && request.constraint.is_none() && !explores;
     route
         .probability_min
@@ -93,7 +92,7 @@ mod tests {
     #[test]
     fn an_unseen_answer_has_the_bar_of_the_users_that_it_stands_for() {
         let unseen = Route {
-            arm: shadow::ARM.into(),
+            arm: SHADOW.into(),
             ..route(Some(0.25))
         };
         let evaluation = request(&json!({"metadata": {"purpose": "evaluation"}}));

@@ -18,9 +18,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use uuid::Uuid;
 
-/// The arm that they are logged with. No alias has this name.
-pub const ARM: &str = "shadow";
-
 /// Unseen answers at a time, so that rollouts keep their places in the queue.
 const AT_ONCE_MAX: usize = 16;
 

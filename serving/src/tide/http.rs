@@ -7,12 +7,12 @@ mod report;
 
 use super::minute::{MINUTES_MAX, Report, USES_MAX};
 use super::task::{Past, Remembered};
-use crate::database::unavailable;
 use crate::fleet::{Fleet, check_replica, is_admin, not_owned, owner};
 use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
 use edge::auth::{Principal, Scope};
+use edge::database::unavailable;
 use edge::json::Json;
 use edge::path::Path;
 use edge::routes::{Routes, get, post};

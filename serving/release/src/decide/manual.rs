@@ -12,10 +12,8 @@
 
 use super::super::{CHAMPION, ChampionBy, LEARNER, REALTIME};
 use super::{Change, Line, ReleaseState};
+use event_log::event::SHADOW;
 use serde::{Deserialize, Serialize};
-
-/// The arm that unseen answers of a canary are logged with. No alias has this name.
-const SHADOW: &str = "shadow";
 
 /// The body of `POST /v1/releases`.
 #[derive(Debug, Clone, Deserialize)]

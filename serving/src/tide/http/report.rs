@@ -1,9 +1,9 @@
 //! `GET /v1/tide` and `GET /v1/ledger/cost`.
 
-use crate::database::unavailable;
 use crate::fleet::Fleet;
 use axum::extract::State;
 use edge::Problem;
+use edge::database::unavailable;
 use edge::json::Json;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! What the HTTP APIs over the database share.
 
-use edge::Problem;
+use crate::Problem;
 
 /// The number of rows to return.
 pub fn page_limit(requested: Option<i64>, default: i64, max: i64) -> Result<i64, Problem> {
