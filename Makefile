@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up test bench chaos check fuzz model demo golden sqlx docs diagrams lint release setup libtorch nvrtc stack build \
-	torch-free test-build check-tree deny python-test vllm sglang world-image check-path
+	torch-free test-build check-tree size deny python-test vllm sglang world-image check-path
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -32,7 +32,7 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "distribution packages, libtorch" $(MAKE) --no-print-directory libtorch
 	@tools/sandboxes.sh
 	@$(TIMED) "download crates" cargo fetch --locked
-	@$(TIMED) "format, floor plan, links in the docs" $(MAKE) --no-print-directory check-tree
+	@$(TIMED) "format, floor plan, links in the docs, sizes" $(MAKE) --no-print-directory check-tree
 	@$(TIMED) "licenses and sources of crates" $(MAKE) --no-print-directory deny
 	@$(TIMED) "build the binary without libtorch" $(MAKE) --no-print-directory torch-free
 	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
@@ -85,6 +85,10 @@ check-tree:
 	cargo fmt --all --check
 	@tools/floor-plan.sh
 	@python3 tools/check_docs.py
+	@python3 tools/size.py --check
+
+size: ## lines of code by crate, and the ceiling of each (tools/size.txt)
+	@python3 tools/size.py
 
 deny: setup ## check every crate against deny.toml: bans, licenses, sources (after the first run no network is needed)
 	@cargo fetch --locked --quiet
