@@ -58,7 +58,7 @@ def test_arrays_of_a_checkpoint_are_the_mapped_file(base: Path) -> None:
     name = checkpoint.keys()[0]
     first, second = checkpoint[name].numpy(), checkpoint[name].numpy()
     assert address(first) == address(second)
-    assert mapped_from(address(first)).endswith("demo-base/model.safetensors")
+    assert mapped_from(address(first)).endswith("models/base/model.safetensors")
     np.testing.assert_array_equal(first, values_in_file(base, name))
     assert checkpoint[name].shape == first.shape and checkpoint[name].nbytes == first.nbytes
     assert sum(checkpoint[name].nbytes for name in checkpoint) == checkpoint.nbytes
@@ -79,7 +79,7 @@ def test_arrays_are_read_only_and_outlive_what_they_come_from(base: Path) -> Non
     np.testing.assert_array_equal(array, values_in_file(base, name))
     del array
     gc.collect()
-    assert not mapped_from(at).endswith("demo-base/model.safetensors")
+    assert not mapped_from(at).endswith("models/base/model.safetensors")
 
 
 def test_a_patch_holds_what_differs_and_makes_the_one_of_the_other(base: Path, after: Path, tmp_path: Path) -> None:
