@@ -176,7 +176,7 @@ fn config(linked: &[(Namespace, Link)], port: u16) -> String {
         })
         .collect();
     format!(
-        "policy.base = '{}/models/demo-base'\nlisten.hosts = [{}]\n\
+        "policy.base = '{}/demo/models/base'\nlisten.hosts = [{}]\n\
          [trainer]\npoll_ms = 50\n[trainer.realtime]\nenabled = false\n\
          [serve]\nslots = 8\nslots_reserved_for_production = 0\n\
          [telemetry]\nfilter = \"warn,springtide=info\"\n[client]\nserve = 'http://{}:{port}'\n[client.clusters]\n{}",

@@ -41,7 +41,7 @@ const LEASE_SECONDS: u32 = 10;
 
 fn config() -> String {
     format!(
-        "policy.base = '{}/models/demo-base'\n\
+        "policy.base = '{}/demo/models/base'\n\
          [trainer]\npoll_ms = 50\n[trainer.realtime]\nenabled = false\n\
          [serve]\nslots = 8\nslots_reserved_for_production = 0\n\
          [telemetry]\nfilter = \"warn,springtide=info\"\n",

@@ -30,7 +30,7 @@ struct Texts {
 impl Texts {
     /// Two versions with the demo's tokenizer, and a control role that needs keys.
     async fn start() -> Self {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/models/base");
         let checkpoint = Checkpoint::read_dir(folder.as_ref()).unwrap();
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
         let world = World::start_from("texts", checkpoint.clone()).await;

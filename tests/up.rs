@@ -37,7 +37,7 @@ impl Place {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let [serve, ingest, control, train, postgres, kafka, controller] = place.ports;
         let config = format!(
-            "policy.base = '{root}/models/demo-base'\n\
+            "policy.base = '{root}/demo/models/base'\n\
              stack.cache = '{root}/.stack'\n\
              listen.serve = '127.0.0.1:{serve}'\n\
              listen.ingest = '127.0.0.1:{ingest}'\n\

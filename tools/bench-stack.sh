@@ -7,7 +7,7 @@
 set -euo pipefail
 name=$1 springtide=$(realpath "$2") python=$(realpath -s "$3")
 shift 3
-config=$PWD/scripts/bench-$name.toml
+config=$PWD/tools/bench-$name.toml
 out=$PWD/${CARGO_TARGET_DIR:-target}/bench
 [[ ${CARGO_TARGET_DIR:-} != /* ]] || out=$CARGO_TARGET_DIR/bench
 mkdir -p "$out" .springtide

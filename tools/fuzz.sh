@@ -19,7 +19,7 @@ esac
 # The profile leaves these checks out of `artifact`, whose loops they slow. Here they find bugs.
 checks="profile.dev.package.artifact"
 build+=(--config "$checks.overflow-checks=true" --config "$checks.debug-assertions=true")
-RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/sancov.sh "${build[@]}"
+RUSTC_WORKSPACE_WRAPPER=$PWD/tools/sancov.sh "${build[@]}"
 program=$dir/../debug/examples/$example
 
 limit=(-max_total_time="${SECONDS_EACH:-60}")

@@ -13,7 +13,7 @@ springtide=$(realpath "$1") examples=${2:-200} seed=${3:-1}
 roles=("${@:4}")
 [ "${#roles[@]}" -gt 0 ] || roles=(ingest collector control serve relay)
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
-venv=$target/schemathesis config=$PWD/scripts/schemathesis.toml root=$PWD
+venv=$target/schemathesis config=$PWD/tools/schemathesis.toml root=$PWD
 
 if ! cmp --silent "$requirements" "$venv/requirements.txt"; then
   rm -rf "$venv"
@@ -42,7 +42,7 @@ read -r at_ingest at_collector at_control at_serve at_relay at_train <<<"$(free_
 export SPRINGTIDE__POSTGRES__URL=$SPRINGTIDE_TEST_POSTGRES
 export SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE=$SPRINGTIDE_TEST_KAFKA_FILE
 export SPRINGTIDE__KAFKA__BROKERS=$SPRINGTIDE_TEST_KAFKA SPRINGTIDE__KAFKA__TOPIC_PREFIX=schemathesis-$$
-export SPRINGTIDE__STATE_DIR=$work/state SPRINGTIDE__POLICY__BASE=$root/models/demo-base
+export SPRINGTIDE__STATE_DIR=$work/state SPRINGTIDE__POLICY__BASE=$root/demo/models/base
 export SPRINGTIDE__LISTEN__INGEST=127.0.0.1:$at_ingest SPRINGTIDE__LISTEN__CONTROL=127.0.0.1:$at_control
 export SPRINGTIDE__LISTEN__SERVE=127.0.0.1:$at_serve SPRINGTIDE__LISTEN__TRAIN=127.0.0.1:$at_train
 export SPRINGTIDE__RELAY__LISTEN=127.0.0.1:$at_relay
@@ -94,7 +94,7 @@ for role in "${roles[@]}"; do
   # tools/schemathesis_hooks.py does, more narrowly than the roles.
   without=positive_data_acceptance
   case $role in ingest | collector) ;; *) without+=,negative_data_rejection ;; esac
-  SCHEMATHESIS_HOOKS=schemathesis_hooks PYTHONPATH=$root/scripts "$venv/bin/schemathesis" --config-file "$config" \
+  SCHEMATHESIS_HOOKS=schemathesis_hooks PYTHONPATH=$root/tools "$venv/bin/schemathesis" --config-file "$config" \
     run "${url[$role]}/openapi.json" --checks all --exclude-checks "$without" --mode all \
     --phases examples,coverage,fuzzing --seed "$seed" --max-examples "$examples" --continue-on-failure \
     --request-timeout 30 --report json --report-json-path "$target/schemathesis-$role.json" || status=$?

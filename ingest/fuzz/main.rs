@@ -8,4 +8,4 @@
 
 use ingest::fuzz::{TARGETS, Target};
 
-include!("../../scripts/fuzz_driver.rs");
+include!("../../tools/fuzz_driver.rs");

@@ -43,7 +43,7 @@ impl Drop for Vllm {
 /// vLLM, which takes requests over a socket alone.
 fn start_engine(world: &World) -> (Vllm, String) {
     let program = std::env::var("SPRINGTIDE_VLLM").unwrap(); // vLLM's command
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/models/base");
     let socket = world.path("engine.sock");
     let log = std::fs::File::create(world.path("vllm.log")).unwrap();
     let mut command = Command::new(program);
@@ -202,7 +202,7 @@ fn wrong(answers: &[Answer], models: &BTreeMap<String, ExactModel>) -> (usize, u
 async fn a_real_vllm_serves_only_what_was_probed() {
     let updates = parameter("SPRINGTIDE_FOLLOW_UPDATES", 6);
     let kills = parameter("SPRINGTIDE_FOLLOW_KILLS", 2);
-    let base = Checkpoint::read_dir(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-base"))).unwrap();
+    let base = Checkpoint::read_dir(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/models/base"))).unwrap();
     let versions = 1 + 2 * updates + kills;
     let mut world = World::of((1..=versions).map(|serial| varied(&base, serial)).collect()).await;
     let (_engine, url) = start_engine(&world);

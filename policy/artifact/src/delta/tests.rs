@@ -480,7 +480,7 @@ fn the_reader_in_python_makes_the_same_bytes_both_ways() {
     std::fs::write(path("delta"), &delta).unwrap();
     let run = |from: &str, to: &str, direction: &[&str]| {
         std::fs::create_dir(path(to)).unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/read_delta.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/read_delta.py");
         let file = |folder: &str| path(folder).join("model.safetensors");
         let mut command = Command::new("python3");
         command.arg(script).arg(file(from)).arg(path("delta")).arg(file(to));
