@@ -7,8 +7,8 @@ environments=$PWD/.springtide/environments-venv/bin/python
 model=demo/models/base
 export OMP_NUM_THREADS=1 SQLX_OFFLINE=true
 mkdir -p "$target/bench" .springtide
-# Arguments in one variable, split at spaces.
-read -ra args <<<"${ARGS:-}"
+# As make would paste them into a shell, quotes included.
+eval "args=(${ARGS:-})"
 
 need() { make --no-print-directory NAME= "$@"; }              # targets of the Makefile
 packages() { tools/setup.sh "$@"; }                           # programs that may have to be installed
