@@ -25,3 +25,6 @@ pub mod turns;
 pub mod window;
 
 pub use problem::Problem;
+
+/// A replica without a report for longer is silent: nobody counts on it.
+pub const REPLICA_SILENT_SECONDS: f64 = 10.0;

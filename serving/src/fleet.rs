@@ -27,8 +27,6 @@ use std::sync::Arc;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// A replica without a report for this long is shown as silent.
-pub(crate) const SILENT_SECONDS: i64 = 10;
 /// Largest page of `GET /v1/swaps`.
 const PAGE_MAX: i64 = 1000;
 
@@ -208,8 +206,7 @@ struct ReplicaView {
     ready: bool,
     #[serde(with = "time::serde::rfc3339")]
     reported_at: OffsetDateTime,
-    /// Whether the last report is older than [`SILENT_SECONDS`], so the other fields may be out of
-    /// date.
+    /// Whether the last report is so old that the other fields may be out of date.
     silent: bool,
 }
 
@@ -219,7 +216,7 @@ async fn list_replicas(State(fleet): State<Fleet>) -> Result<Json<Replicas>, Pro
         r#"select id, cluster, policy, address, epoch, resident, ready, reported_at,
                   reported_at < now() - make_interval(secs => $1) as "silent!"
            from replica where policy = $2 order by id"#,
-        SILENT_SECONDS as f64,
+        edge::REPLICA_SILENT_SECONDS,
         &*fleet.policy
     )
     .fetch_all(&fleet.pool)

@@ -7,16 +7,13 @@ use report::chart::{Axis, Chart, Point, Series};
 use report::number::decimal;
 use serde_json::Value;
 use sqlx::PgConnection;
-use time::{Duration, OffsetDateTime};
+use time::OffsetDateTime;
 
 use crate::layout::{Region, Shown, table, text, tile};
 use crate::live::Watched;
 use crate::site::{Site, unavailable};
 use crate::viewer::Viewer;
 use crate::words::{ago, clock, version};
-
-/// A replica that has said nothing for longer is silent, as for `GET /v1/replicas`.
-const SILENT: Duration = Duration::seconds(10);
 
 /// What a replica last said of itself.
 #[derive(Debug, Clone)]
@@ -32,7 +29,7 @@ pub struct Replica {
 
 impl Replica {
     pub fn is_silent(&self, now: OffsetDateTime) -> bool {
-        now - self.reported_at > SILENT
+        (now - self.reported_at).as_seconds_f64() > edge::REPLICA_SILENT_SECONDS
     }
 
     /// Whether it answers requests to `alias` with this version.
@@ -165,7 +162,7 @@ fn fleet(replicas: &[Replica], epoch: Option<i64>, now: OffsetDateTime) -> Marku
     html! {
         div .tiles {
             (tile("Replicas", &text(replicas.len()), &[]))
-            (tile("Silent", &text(silent), &[html! { "for more than 10 s" }]))
+            (tile("Silent", &text(silent), &[html! { "for more than " (edge::REPLICA_SILENT_SECONDS) " s" }]))
             (tile("Behind", &text(late), &[html! { "have not applied epoch " (epoch.unwrap_or(0)) " yet" }]))
         }
         (table("Replicas", &head, &rows, "No replica has reported yet."))
@@ -253,6 +250,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Pro
 mod tests {
     use super::*;
     use serde_json::json;
+    use time::Duration;
     use time::macros::datetime;
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 03:00 UTC);

@@ -52,8 +52,6 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// After so many looks in a row without evidence a canary is held.
 const UNREAD_MAX: u32 = 3;
-/// A replica without a report for this long is silent, as `serving::fleet` shows it.
-const REPLICA_SILENT_SECONDS: f64 = 10.0;
 
 /// How many looks in a row could not read the evidence of a canary.
 #[derive(Debug, Default)]
@@ -295,7 +293,7 @@ async fn prepared(
            order by id"#,
         policy,
         canary.version,
-        REPLICA_SILENT_SECONDS,
+        edge::REPLICA_SILENT_SECONDS,
         clusters.as_deref()
     )
     .fetch_all(connection)

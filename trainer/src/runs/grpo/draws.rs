@@ -47,8 +47,6 @@ const ATTEMPTS_MAX: i32 = 3;
 const METRIC: &str = "reward";
 /// Events in flight to the log.
 const SENDS_MAX: usize = 64;
-/// Replicas that have not reported for so long are taken for gone.
-const REPLICA_SILENT_SECONDS: f64 = 10.0;
 /// After this long without a harness an event says so.
 const NOBODY_AFTER: Duration = Duration::from_secs(60);
 
@@ -148,7 +146,7 @@ impl<'a> Draws<'a> {
             "#,
             self.trainer.policy,
             executor.line,
-            REPLICA_SILENT_SECONDS
+            edge::REPLICA_SILENT_SECONDS
         )
         .fetch_all(&self.trainer.pool)
         .await?;
