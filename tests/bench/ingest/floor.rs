@@ -116,14 +116,14 @@ async fn store(
     next: &BTreeMap<(String, i32), i64>,
 ) -> anyhow::Result<()> {
     let transaction = client.transaction().await?;
-    let mut keys = Copy::new(4);
+    let mut keys = Copy::new(5);
     let mut generations = Copy::new(38);
     let mut open = Copy::new(3);
     let mut feedback = Copy::new(10);
     for event in events {
         let key = &mut keys;
         key.row().text(&event.tenant).text(&event.source).text(&event.id);
-        key.bytes(&event.digest());
+        key.text(event.body.kind()).bytes(&event.digest());
         match &event.body {
             Body::Generation(_) => {
                 generation(&mut generations, event);
@@ -133,7 +133,12 @@ async fn store(
             _ => {}
         }
     }
-    copy(&transaction, "event_key (tenant_id, source, event_id, digest)", keys).await?;
+    copy(
+        &transaction,
+        "event_key (tenant_id, source, event_id, kind, digest)",
+        keys,
+    )
+    .await?;
     let columns = "generation (id, tenant_id, policy, version, version_oldest, version_spans, root, line, replica, purpose, \
          run_id, task_id, group_id, surface, episode_id, segment, turn, parent_id, user_key, arm, arm_probability, \
          prompt_prefix_len, prompt_prefix_hash, prompt_ids, token_ids, logprobs, train_mask, payload_digest, temperature, \

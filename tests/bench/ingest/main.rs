@@ -13,7 +13,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use serde::Serialize;
 use sqlx::PgPool;
@@ -91,14 +91,18 @@ async fn main() -> anyhow::Result<()> {
 
     let room = stack.room("floor", args.partitions).await?;
     let stop = CancellationToken::new();
-    let sink = tokio::spawn(floor::run(
+    let mut sink = tokio::spawn(floor::run(
         room.kafka.clone(),
         args.partitions,
         room.pool.clone(),
         room.database_url.clone(),
         stop.clone(),
     ));
-    let floor = measure(&args, &stack, None, &room, &Bare::new(&room.kafka)?).await?;
+    let bare = Bare::new(&room.kafka)?;
+    let floor = tokio::select! {
+        floor = measure(&args, &stack, None, &room, &bare) => floor?,
+        ended = &mut sink => return ended?.and_then(|()| bail!("the floor's sink ended")),
+    };
     stop.cancel();
     sink.await??;
 
