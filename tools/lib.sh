@@ -13,7 +13,7 @@ eval "args=(${ARGS:-})"
 need() { make --no-print-directory NAME= "$@"; }              # targets of the Makefile
 packages() { tools/setup.sh "$@"; }                           # programs that may have to be installed
 build() { cargo build --locked --package "$@"; }
-it() { cargo test --locked --workspace --test it "$@" -- --nocapture; } # integration tests by name
+it() { cargo test --locked --workspace --test "$1" "$2" -- --nocapture; } # it log disk:: runs these tests of tests/log
 on_stack() { "$springtide" stack test-env -- "$@"; }          # with an empty Postgres and Kafka
 psql() { echo "$("$springtide" stack fetch | awk '/^Postgres/ { print $2 }')/bin/psql"; }
 with_nvrtc() { LD_LIBRARY_PATH=${NVRTC:-$PWD/.nvrtc}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$@"; }

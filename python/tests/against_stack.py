@@ -1,4 +1,4 @@
-"""Both clients against a running stack, for `tests/spine.rs`. Prints what they sent, as JSON."""
+"""Both clients against a running stack, for `tests/learning/spine.rs`. Prints what they sent, as JSON."""
 
 import asyncio
 import json

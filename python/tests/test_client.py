@@ -1,4 +1,4 @@
-"""Both clients against a server that fails on purpose. `tests/spine.rs` has the real ones."""
+"""Both clients against a server that fails on purpose. `tests/learning/spine.rs` has the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases of a run, against a server that answers what a test says. `tests/trainer/environment.rs` has
+"""Leases of a run, against a server that answers what a test says. `tests/learning/trainer/environment.rs` has
 the real one."""
 
 from __future__ import annotations

@@ -5,4 +5,4 @@ cargo build --locked --release --package springtide --no-default-features
 SPRINGTIDE_ATTACKS_PROGRAM=$target/release/springtide SPRINGTIDE_ATTACKS_CASES=${CASES:-all} \
   SPRINGTIDE_ATTACKS_SECONDS=${FOR:-20} SPRINGTIDE_ATTACKS_RATE=${RATE:-100} SPRINGTIDE_ATTACKS_COMPLETIONS=5 \
   SPRINGTIDE_ATTACKS_CONNECTIONS=${CONNECTIONS:-2000} SPRINGTIDE_ATTACKS_CONNECTIONS_MAX=${CONNECTIONS_MAX:-1000} \
-  SPRINGTIDE_ATTACKS_JSON=$target/bench/attacks.json it attacks::
+  SPRINGTIDE_ATTACKS_JSON=$target/bench/attacks.json it log attacks::

@@ -3,4 +3,4 @@ need stack
 for name in KILLS MINUTES RATE SEED SWAPS; do
   [ -z "${!name:-}" ] || export "SPRINGTIDE_CHAOS_$name=${!name}"
 done
-cargo test --locked --workspace --test it chaos -- --nocapture --test-threads 1
+cargo test --locked --workspace --test log chaos -- --nocapture --test-threads 1

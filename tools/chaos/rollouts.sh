@@ -2,4 +2,4 @@
 # minutes) SEED=
 need stack python-test
 [ -z "${SEED:-}" ] || export "SPRINGTIDE_ROLLOUT_SEED=$SEED"
-SPRINGTIDE_ROLLOUT_KILLS=${KILLS:-120} SPRINGTIDE_PYTHON=$target/python/bin/python it rollout_kills
+SPRINGTIDE_ROLLOUT_KILLS=${KILLS:-120} SPRINGTIDE_PYTHON=$target/python/bin/python it learning rollout_kills

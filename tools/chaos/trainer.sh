@@ -2,4 +2,4 @@
 # KILLS=100 SEED=
 need stack
 [ -z "${SEED:-}" ] || export "SPRINGTIDE_TRAINER_SEED=$SEED"
-SPRINGTIDE_TRAINER_KILLS=${KILLS:-100} it frozen_log
+SPRINGTIDE_TRAINER_KILLS=${KILLS:-100} it learning frozen_log

@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::ca::{Authority, Issued};
 use crate::server::{self, Limits, Listener};
 
-#[path = "../../../tests/support/ca.rs"]
+#[path = "../../../tests/fixture/src/ca.rs"]
 mod ca;
 
 const LOOK_EVERY: Duration = Duration::from_millis(10);

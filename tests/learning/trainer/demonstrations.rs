@@ -1,0 +1,153 @@
+//! Supervised runs on what users wrote instead of an answer.
+
+use super::grammar::checkpoint;
+use super::offline::{control, get, post};
+use super::uses::{SOON, dataset, insert, run};
+use super::world::{Sampled, World};
+use fixture::eventually;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+/// Sends a demonstration, as the sink stores it. Returns its id.
+async fn write(world: &World, about: &Sampled, text: &str, late: bool) -> Uuid {
+    sqlx::query_scalar(
+        "insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at, stored_at, late)
+         values (uuidv7(), 'default', $1, 'demonstration', $2, clock_timestamp(), now() - interval '1 minute', $3) returning id",
+    )
+    .bind(about.id)
+    .bind(text)
+    .bind(late)
+    .fetch_one(&world.stack.pool)
+    .await
+    .unwrap()
+}
+
+async fn steps(world: &World, run: &Value) -> Vec<Value> {
+    sqlx::query_scalar("select metrics from step where run_id = $1 order by step")
+        .bind(run["id"].as_str().unwrap().parse::<Uuid>().unwrap())
+        .fetch_all(&world.stack.pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervised_run_learns_what_users_wrote_instead() {
+    let world = World::start_from("demonstrations", checkpoint()).await;
+    world.follow(1, world.base, 0).await;
+    let mut sampled = world.sample(world.base, 5).await;
+    // the most probable answer says as little about what the user wrote as any other
+    sampled.extend(world.sample_at(0.0, world.base, 1).await);
+    // and so does one that declined, whatever it earned
+    sampled[0].tokens = vec![super::world::DECLINE];
+    sampled[0].logprobs = vec![-1.0];
+    sampled[0].suppressed = false;
+    insert(&world, &sampled).await;
+    sqlx::query("update trajectory set signal = 'alone' where generation_id = $1")
+        .bind(sampled[4].id)
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    write(&world, &sampled[0], "yes", true).await;
+    write(&world, &sampled[1], "no", false).await;
+    write(&world, &sampled[1], "yes", false).await;
+    write(&world, &sampled[2], "yes<|end|>", false).await;
+    let taken_back = write(&world, &sampled[3], "no", false).await;
+    sqlx::query(
+        "insert into retraction (id, tenant_id, feedback_id, reason, given_at, late)
+         values (uuidv7(), 'default', $1, '', now(), true)",
+    )
+    .bind(taken_back)
+    .execute(&world.stack.pool)
+    .await
+    .unwrap();
+    write(&world, &sampled[5], "yes", false).await;
+
+    let mut options = world.options();
+    options.realtime.enabled = false;
+    options.offline.enabled = true;
+    options.offline.guards.kl_max = 10.0; // large steps
+    let running = world.run(options);
+    let control = control(&world).await;
+    dataset(&control, "all", json!({})).await;
+    dataset(&control, "alone", json!({"signals": ["alone"]})).await;
+    let mut body = json!({"kind": "sft", "dataset": "all@1", "target": "demonstration", "base_version": world.base,
+                          "batch_size": 8, "learning_rate": 3e-3});
+    let (status, problem) = post(format!("{control}/v1/runs"), &body).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().starts_with("steps"), "{problem}");
+    body["steps"] = json!(40);
+    let learned = run(&control, body.clone()).await;
+
+    let made = steps(&world, &learned).await;
+    let used: Vec<Uuid> = sqlx::query_scalar("select distinct generation_id from trajectory_use where run_id = $1")
+        .bind(learned["id"].as_str().unwrap().parse::<Uuid>().unwrap())
+        .fetch_all(&world.stack.pool)
+        .await
+        .unwrap();
+    let of = [0, 1, 5].map(|nth: usize| sampled[nth].id);
+    assert_eq!(
+        used.into_iter().collect::<BTreeSet<_>>(),
+        of.into_iter().collect::<BTreeSet<_>>()
+    );
+    // three texts of three letters and an end
+    assert_eq!(
+        (&made[0]["tokens"], &made[0]["notes"]["refused"]),
+        (&json!(12), &json!({"special_token_in_demonstration": 1}))
+    );
+    // an untrained model finds any of 261 ids about as probable; all three wrote the same
+    let loss = |step: &Value| step["loss"].as_f64().unwrap();
+    assert_eq!(made.len(), 40);
+    assert!(loss(&made[0]) > 4.0 && loss(&made[39]) < 1.0, "{made:?}");
+    let events = get(format!("{control}/v1/runs/{}/events", learned["id"].as_str().unwrap())).await;
+    let says = |text: &str| events.to_string().contains(text);
+    assert!(says("4 of 6 trajectories have a demonstration"), "{events}");
+    assert!(!events.to_string().contains("yes"), "texts are users': {events}");
+
+    // capability: the version writes what users wrote, and the base does not
+    let evaluate = async |version: &Value| {
+        let body = json!({"kind": "evaluate", "dataset": "all@1", "base_version": version});
+        run(&control, body).await["result"]["demonstrations"].clone()
+    };
+    let (before, after) = (evaluate(&json!(world.base)).await, evaluate(&learned["head"]).await);
+    assert_eq!(
+        (&before["generations"], &before["right_per_100"]),
+        (&json!(3), &json!(0.0))
+    );
+    assert_eq!(
+        (&after["generations"], &after["right_per_100"]),
+        (&json!(3), &json!(100.0))
+    );
+    let logprob = |measured: &Value| measured["logprob_mean"].as_f64().unwrap();
+    assert!((logprob(&before) + loss(&made[0])).abs() < 1e-3, "{before} {}", made[0]);
+    assert!(logprob(&after) > logprob(&before), "{before} {after}");
+
+    // what came after the dataset was made is not in it
+    let late = write(&world, &sampled[4], "late", true).await;
+    sqlx::query("update feedback set stored_at = now() where id = $1")
+        .bind(late)
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    let again = run(&control, body.clone()).await;
+    let root = async |run: &Value| {
+        let url = format!("{control}/v1/runs/{}/checkpoints", run["id"].as_str().unwrap());
+        get(url).await["data"][0]["root"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(root(&again).await, root(&learned).await);
+    body["dataset"] = json!("alone@1");
+    let (status, created) = post(format!("{control}/v1/runs"), &body).await;
+    assert_eq!(status, 201, "{created}");
+    let url = format!("{control}/v1/runs/{}", created["id"].as_str().unwrap());
+    let failed = eventually("the run fails", SOON, async || {
+        let run = get(url.clone()).await;
+        run["finished_at"].is_string().then_some(run)
+    })
+    .await;
+    assert_eq!(failed["status"], "failed", "{failed}");
+    assert!(
+        failed["reason"].as_str().unwrap().contains("has a demonstration"),
+        "{failed}"
+    );
+    running.stop().await;
+}
