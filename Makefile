@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up test bench chaos check fuzz model demo golden sqlx docs diagrams lint release setup libtorch nvrtc stack build \
-	torch-free test-build check-tree size deny python-test vllm sglang world-image check-path
+	test-build check-tree size deny python-test vllm sglang world-image check-path
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -34,7 +34,6 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "download crates" cargo fetch --locked
 	@$(TIMED) "format, floor plan, links in the docs, sizes" $(MAKE) --no-print-directory check-tree
 	@$(TIMED) "licenses and sources of crates" $(MAKE) --no-print-directory deny
-	@$(TIMED) "build the binary without libtorch" $(MAKE) --no-print-directory torch-free
 	@$(TIMED) "build everything, with lints" env $(LINTED) $(MAKE) --no-print-directory test-build
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
 	@$(TIMED) "wheel of python/, its types and tests" env $(LINTED) $(MAKE) --no-print-directory python-test
@@ -61,11 +60,11 @@ setup: ## install missing distribution packages (needs root or sudo for that alo
 libtorch: setup ## download libtorch for the CPU into .libtorch
 	@[ -n "$$LIBTORCH" ] || tools/libtorch.sh .libtorch
 
-build: libtorch ## build the binary for development
-	cargo build --locked --package springtide
+build: libtorch ## build both programs for development
+	cargo build --locked --package springtide --package springtide-trainer
 
-release: libtorch ## build the binary for shipping, into target/release
-	cargo build --locked --release --package springtide
+release: libtorch ## build both programs for shipping, into target/release
+	cargo build --locked --release --package springtide --package springtide-trainer
 
 stack: build ## download Postgres, Kafka and, if need be, a Java into .stack
 	$(SPRINGTIDE) stack fetch
@@ -75,11 +74,6 @@ python-test: setup ## build the wheel of python/, check its types, test it; inst
 
 test-build:
 	cargo build $(WORKSPACE) --bins --tests --benches
-
-torch-free: setup ## build the binary without libtorch, put aside for the tests
-	$(LINTED) cargo build --locked --package springtide --no-default-features
-	@mkdir -p $(TARGET)/torch-free && cp --remove-destination $(SPRINGTIDE) $(TARGET)/torch-free/springtide
-	@rm $(SPRINGTIDE) # the next build makes the whole one again
 
 check-tree:
 	cargo fmt --all --check

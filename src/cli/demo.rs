@@ -1,8 +1,4 @@
-//! `springtide demo`, `rehearse` and `corpus`: hands the crate `demo` what it needs of the configuration.
-
-mod rehearse;
-
-pub use rehearse::Rehearse;
+//! `springtide demo` and `corpus`: hands the crate `demo` what it needs of the configuration.
 
 use std::sync::Arc;
 
@@ -34,6 +30,14 @@ impl Args {
             _ = terminate.recv() => bail!("SIGTERM: stopped before the end"),
         }
     }
+}
+
+/// Executed by the program `springtide-trainer`.
+#[derive(Debug, clap::Args)]
+#[group(skip)] // the flattened arguments have a group of the same name
+pub struct Rehearse {
+    #[command(flatten)]
+    pub rehearsal: demo::rehearsal::Args,
 }
 
 #[derive(Debug, clap::Args)]

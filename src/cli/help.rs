@@ -69,7 +69,6 @@ mod tests {
         let known: BTreeSet<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
         let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
         assert_eq!(grouped.len(), grouped.iter().collect::<BTreeSet<_>>().len());
-        // a build without libtorch has fewer commands
         assert!(known.iter().all(|name| grouped.contains(name)), "{known:?} {grouped:?}");
         let help = command.clone().render_help().to_string();
         assert!(

@@ -6,7 +6,6 @@ mod config;
 mod control;
 mod control_client;
 mod dataset;
-#[cfg_attr(not(feature = "demo"), path = "without_demo.rs")]
 mod demo;
 mod dlq;
 mod follow;
@@ -25,8 +24,7 @@ mod serve;
 mod stack;
 mod tenant;
 mod tide;
-#[cfg(feature = "torch")]
-mod train;
+pub mod train;
 mod up;
 pub mod values;
 mod world;
@@ -37,6 +35,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use futures::future::BoxFuture;
 use nix::sys::signal::Signal;
 use tokio::runtime::{Builder, Runtime};
 
@@ -94,7 +93,6 @@ enum Command {
     /// Role: one API for runs, versions, releases and the fleet.
     Control(control::Args),
     /// Role: execute training runs. `train sft` trains a model here, without the stack.
-    #[cfg(feature = "torch")]
     Train(train::Args),
     /// Build and check the training text of the demo's model.
     Corpus(demo::Corpus),
@@ -152,6 +150,19 @@ enum Command {
     Migrate(migrate::Args),
 }
 
+/// A command that needs libtorch.
+pub enum Learning {
+    Train(train::Args),
+    Rehearse(::demo::rehearsal::Args),
+}
+
+/// Executes it.
+pub type Learn = fn(Learning, &App) -> BoxFuture<'_, anyhow::Result<()>>;
+
+async fn execute(learn: Option<Learn>, command: Learning, app: &App) -> anyhow::Result<()> {
+    learn.context("this program has no libtorch")?(command, app).await
+}
+
 /// What every command gets.
 pub struct App {
     pub config: Config,
@@ -173,7 +184,10 @@ enum Process {
 }
 
 impl Cli {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    pub fn run(self, learn: Option<Learn>) -> anyhow::Result<ExitCode> {
+        if learn.is_none() && matches!(self.command, Command::Train(_) | Command::Rehearse(_)) {
+            match train::become_program()? {}
+        }
         if let Some(parent) = self.die_with {
             parts::exec::die_with(parent, Signal::SIGTERM)?;
         }
@@ -207,7 +221,7 @@ impl Cli {
                 private::close_state(&app.config)?;
                 app.metrics = telemetry.router();
                 let runtime = Runtime::new().context("start threads")?;
-                let outcome = runtime.block_on(Box::pin(command.run(&app)));
+                let outcome = runtime.block_on(Box::pin(command.run(&app, learn)));
                 runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
                 match &outcome {
                     Ok(_) => tracing::info!("stopped"),
@@ -218,12 +232,12 @@ impl Cli {
             Process::Supervisor => {
                 telemetry::init_warnings()?;
                 let runtime = Builder::new_current_thread().enable_all().build();
-                runtime.context("start runtime")?.block_on(Box::pin(command.run(&app)))
+                runtime.context("start runtime")?.block_on(Box::pin(command.run(&app, learn)))
             }
             Process::Tool => {
                 telemetry::init_warnings()?;
                 let runtime = Runtime::new().context("start threads")?;
-                let outcome = runtime.block_on(Box::pin(command.run(&app)));
+                let outcome = runtime.block_on(Box::pin(command.run(&app, learn)));
                 runtime.shutdown_background();
                 outcome
             }
@@ -262,14 +276,13 @@ impl Command {
             Self::Follow(_) => Process::Role("follow"),
             Self::World(_) => Process::Role("world"),
             Self::Control(_) => Process::Role("control"),
-            #[cfg(feature = "torch")]
             Self::Train(train::Args { command: None }) => Process::Role("train"),
             Self::Up(_) | Self::Stack(_) => Process::Supervisor,
             _ => Process::Tool,
         }
     }
 
-    async fn run(self, app: &App) -> anyhow::Result<ExitCode> {
+    async fn run(self, app: &App, learn: Option<Learn>) -> anyhow::Result<ExitCode> {
         match self {
             // These end with the exit code of a process that they started.
             Self::Up(args) => return args.run(app).await,
@@ -280,10 +293,9 @@ impl Command {
             Self::Follow(args) => args.run(app).await?,
             Self::World(args) => args.run(app).await?,
             Self::Control(args) => args.run(app).await?,
-            #[cfg(feature = "torch")]
-            Self::Train(args) => args.run(app).await?,
+            Self::Train(args) => execute(learn, Learning::Train(args), app).await?,
+            Self::Rehearse(args) => execute(learn, Learning::Rehearse(args.rehearsal), app).await?,
             Self::Corpus(args) => args.run(app).await?,
-            Self::Rehearse(args) => args.run(app).await?,
             Self::Demo(args) => args.run(app).await?,
             Self::Release(command) => command.run(app).await?,
             Self::Canary(command) => command.run(app).await?,

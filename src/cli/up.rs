@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, ensure};
 
-use super::App;
+use super::{App, train};
 use crate::up;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -30,15 +30,7 @@ pub struct Args {
 
 impl Args {
     pub async fn run(self, app: &App) -> anyhow::Result<ExitCode> {
-        ensure!(
-            cfg!(feature = "torch"),
-            "this program was built without libtorch and cannot train: start its roles one by one, \
-             `springtide serve` for example"
-        );
-        ensure!(
-            !self.demo || cfg!(feature = "demo"),
-            "this program was built without the demo: build it with `cargo build --features demo`"
-        );
+        train::program()?;
         if let Some(folder) = &self.policy {
             match self.restart_with_policy(folder, app.config_file.as_deref())? {}
         }

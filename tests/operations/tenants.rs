@@ -1,7 +1,6 @@
 //! Tenants: whose a policy is, what `control` shows to whom, and how consents are given and
 //! withdrawn. What is trained on is in `trainer/consent.rs`.
 
-#[cfg(feature = "torch")]
 mod fuzz;
 
 use std::process::Output;
@@ -270,9 +269,6 @@ async fn a_policy_of_another_tenant_is_not_taken_over() {
         .to_string();
     assert!(error.contains("belongs to the tenant acme, not to default"), "{error}");
     for role in ["control", "train"] {
-        if role == "train" && !cfg!(feature = "torch") {
-            continue;
-        }
         let output = springtide(&stack, &[], &[role]);
         let log = [output.stdout, output.stderr].concat();
         let log = String::from_utf8_lossy(&log);
@@ -286,7 +282,6 @@ async fn a_policy_of_another_tenant_is_not_taken_over() {
 }
 
 /// Rollouts belong to the tenant of the trainer's key, and grades to that of its policy.
-#[cfg(feature = "torch")]
 #[tokio::test(flavor = "multi_thread")]
 async fn the_trainers_key_must_be_of_its_policys_tenant() {
     let stack = Stack::start("own_key").await;

@@ -348,32 +348,19 @@ async fn a_short_demo_writes_its_report_and_stops_the_stack() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_binary_without_libtorch_accepts_events_and_has_the_gateway() {
-    let binary = Path::new(&*SPRINGTIDE).with_file_name("../torch-free/springtide");
-    assert!(binary.exists(), "run `make torch-free` first: {}", binary.display());
-    let libraries = Command::new("ldd").arg(&binary).output().unwrap();
+#[test]
+fn only_the_trainers_program_loads_libtorch_and_it_is_asked_for_if_it_is_missing() {
+    let libraries = Command::new("ldd").arg(&*SPRINGTIDE).output().unwrap();
     assert!(!text(&libraries).contains("torch"), "{}", text(&libraries));
 
-    let help = Command::new(&binary).args(["serve", "--help"]).output().unwrap();
-    assert!(help.status.success(), "{}", text(&help));
-
-    let stack = Stack::start("torch_free").await;
-    let [port] = free_ports().unwrap();
-    let mut process = Command::new(binary)
-        .arg("ingest")
-        .current_dir(stack.dir.path())
-        .env("SPRINGTIDE__LISTEN__INGEST", format!("127.0.0.1:{port}"))
-        .env("SPRINGTIDE__POSTGRES__URL", &stack.database_url)
-        .envs(stack.kafka_environment())
-        .spawn()
-        .unwrap();
-    eventually("its ingest answers /health", START, async || {
-        healthy(port).await.then_some(())
-    })
-    .await;
-    kill(Pid::from_raw(i32::try_from(process.id()).unwrap()), Signal::SIGTERM).unwrap();
-    assert!(process.wait().unwrap().success());
+    let alone = tempfile::tempdir_in(Path::new(&*SPRINGTIDE).parent().unwrap()).unwrap();
+    let program = alone.path().join("springtide");
+    fs::hard_link(&*SPRINGTIDE, &program).unwrap();
+    for command in ["train", "up"] {
+        let output = Command::new(&program).arg(command).current_dir(alone.path()).output().unwrap();
+        assert!(!output.status.success());
+        assert!(text(&output).contains("springtide-trainer is missing"), "{}", text(&output));
+    }
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! `springtide train`: executes scheduled runs. It has no API; its listener serves health, metrics and
 //! whether it computes.
 
-mod sft;
-
 use anyhow::ensure;
 use artifact::need::Limit;
 use axum::routing::get;
@@ -11,35 +9,12 @@ use sqlx::PgPool;
 use store::Store;
 use trainer::{Computing, Environment, memory};
 
-use super::App;
-use crate::config::{Config, Part};
-use crate::role::{self, Role};
-use crate::{policy_store, signing_keys};
+use springtide::cli::App;
+use springtide::config::{Config, Part};
+use springtide::role::{self, Role};
+use springtide::{policy_store, signing_keys};
 
-#[derive(Debug, Clone, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    pub command: Option<Command>,
-}
-
-#[derive(Debug, Clone, clap::Subcommand)]
-pub enum Command {
-    /// Train a model on the windows that `springtide corpus build` wrote.
-    ///
-    /// Example: springtide train sft --data .springtide/base --out my-model
-    Sft(sft::Args),
-}
-
-impl Args {
-    pub async fn run(self, app: &App) -> anyhow::Result<()> {
-        match self.command {
-            Some(Command::Sft(args)) => args.run(),
-            None => execute_runs(app).await,
-        }
-    }
-}
-
-async fn execute_runs(app: &App) -> anyhow::Result<()> {
+pub async fn run(app: &App) -> anyhow::Result<()> {
     let role = Role::start(app, Part::Train).await?;
     let config = &app.config;
     role.own_policy(config).await?;

@@ -17,19 +17,11 @@ use trainer::{
     },
     options::Realtime,
 };
+use springtide::cli::App;
 use uuid::Uuid;
 
-use crate::cli::App;
 
-#[derive(Debug, clap::Args)]
-#[group(skip)] // the flattened arguments have a group of the same name
-pub struct Rehearse {
-    #[command(flatten)]
-    rehearsal: rehearsal::Args,
-}
-
-impl Rehearse {
-    pub async fn run(self, app: &App) -> anyhow::Result<()> {
+pub async fn run(args: rehearsal::Args, app: &App) -> anyhow::Result<()> {
         let config = &app.config;
         ensure!(
             config.policy.compute == Compute::F32,
@@ -37,12 +29,12 @@ impl Rehearse {
              \"f32\""
         );
         let mut settings = config.trainer.realtime.clone();
-        if self.rehearsal.signal == Signal::Typed {
+        if args.signal == Signal::Typed {
             settings.step.loss = Loss::CrossEntropy;
             settings.baseline = BaselineKind::Zero; // all that is typed has the same reward
         }
         ensure!(
-            self.rehearsal.served == 0.0 || settings.step.loss.reads_own_probabilities(),
+            args.served == 0.0 || settings.step.loss.reads_own_probabilities(),
             "--served learns from greedy texts, and only the loss `verdicts` can: set trainer.realtime.step.loss"
         );
         let dir = &config.policy.base;
@@ -50,12 +42,11 @@ impl Rehearse {
         let arithmetic =
             Arithmetic::new(config.policy.compute, config.trainer.threads.into()).context("trainer.threads")?;
         let work = move || {
-            let mut learner = Rehearsed::new(Arc::new(base), arithmetic, settings, &self.rehearsal)?;
-            rehearsal::run(&self.rehearsal, &mut learner)
+            let mut learner = Rehearsed::new(Arc::new(base), arithmetic, settings, &args)?;
+            rehearsal::run(&args, &mut learner)
         };
         tokio::task::spawn_blocking(work).await.context("rehearse")?
     }
-}
 
 /// The trainer's own step, on trajectories that no table has.
 struct Rehearsed {
