@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
-use model::autograd::random_checkpoint;
 use model::exact::{ExactModel, KvCache};
+use model::random_checkpoint;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};

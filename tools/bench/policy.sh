@@ -1,4 +1,4 @@
 # Tokens per second of prefill, decoding and a training step, beside libtorch and (after `make golden`) transformers.
 need libtorch
-cargo bench --locked --profile dev --package model --features torch --bench model -- "${args[@]}"
+cargo bench --locked --profile dev --package autograd --bench model -- "${args[@]}"
 tools/bench-transformers.sh "$target/bench/policy.json"

@@ -8,9 +8,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
+use model::random_checkpoint;
 use model::sampling::{self, Params, Source};
 use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};

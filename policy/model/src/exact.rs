@@ -18,9 +18,8 @@ mod self_check;
 
 pub(crate) use backend::vector;
 pub use cache::KvCache;
-#[cfg(feature = "torch")]
-pub(crate) use load::{EMBEDDING, HEAD, refuse_unexpected};
-pub(crate) use load::{config_of, pack_transformer, tensor, to_dtype_of, to_f32};
+pub(crate) use load::pack_transformer;
+pub use load::{EMBEDDING, HEAD, config_of, refuse_unexpected, tensor, to_dtype_of, to_f32};
 pub use rows::{Kept, Rows};
 
 use crate::config::{ModelConfig, Rotations};

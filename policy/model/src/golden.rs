@@ -1,10 +1,12 @@
-//! The golden models of `tests/golden`, for unit tests.
+//! The golden models of `tests/golden`, for unit tests, also those of `autograd`.
 
 use artifact::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
 
 pub fn path(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../model/tests/golden")
+        .join(folder)
 }
 
 pub fn checkpoint(folder: &str) -> Checkpoint {

@@ -5,7 +5,7 @@
 //! threads. Sums over rows continue from pass to pass, so cutting sequences into passes changes
 //! nothing but the sums of norms and biases, which are added by blocks of [`BLOCK`] rows.
 //!
-//! It does not compute experts, latent attention, or bf16 products; `autograd` does.
+//! It does not compute experts, latent attention, or bf16 products; the crate `autograd` does. Its tests are there, beside those of libtorch.
 
 mod layer;
 mod workspace;
@@ -169,7 +169,3 @@ fn transposed(
     let pack = |values: Element<'_>, outputs, inputs, _| Matrix::pack_transposed(values, outputs, inputs, threads);
     exact::pack_transformer(checkpoint, config, &pack, Compute::F32)
 }
-
-#[cfg(feature = "torch")]
-#[cfg(test)]
-mod tests;

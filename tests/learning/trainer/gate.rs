@@ -6,7 +6,7 @@ use super::uses::{SOON, dataset, insert, post};
 use super::world::{DECLINE, POLICY, Sampled, World, config};
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use fixture::eventually;
-use model::autograd::random_checkpoint;
+use autograd::random_checkpoint;
 use release::{ChampionBy, Evaluator, Learning, Options, ReleaseService};
 use serde_json::{Value, json};
 use sqlx::PgPool;

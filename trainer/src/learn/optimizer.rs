@@ -5,7 +5,7 @@
 //! old ones alone, so a step that is never committed can be forgotten.
 
 #[cfg(feature = "torch")]
-use model::autograd::Parameters;
+use autograd::Parameters;
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "torch")]
 use tch::{Kind, Tensor};

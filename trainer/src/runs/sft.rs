@@ -9,7 +9,7 @@ mod muon;
 
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
-use model::autograd::{self, TrainModel};
+use autograd::TrainModel;
 use model::config::ModelConfig;
 use model::exact::Compute;
 use muon::Optimizer;
@@ -121,7 +121,7 @@ fn template(options: &Options) -> anyhow::Result<Checkpoint> {
             return Checkpoint::read_dir(dir).with_context(|| format!("read the model of {}", dir.display()));
         }
     };
-    let mut checkpoint = autograd::random_checkpoint(config, options.seed);
+    let mut checkpoint = model::random_checkpoint(config, options.seed);
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         let path = options.data.join(name);
         let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;

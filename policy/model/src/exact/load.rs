@@ -12,11 +12,12 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 
-pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
-pub(crate) const HEAD: &str = "lm_head.weight";
+/// The name of the embedding, and of the output projection.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+pub const HEAD: &str = "lm_head.weight";
 
 /// The configuration in a checkpoint's `config.json`.
-pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
+pub fn config_of(checkpoint: &Checkpoint) -> Result<ModelConfig, Error> {
     let json = checkpoint
         .files
         .get("config.json")
@@ -60,7 +61,7 @@ pub(crate) fn pack_transformer(
 
 /// A tensor of the checkpoint. It must have the given shape. A tied embedding may be saved under the
 /// name of its head alone.
-pub(crate) fn tensor<'a>(
+pub fn tensor<'a>(
     checkpoint: &'a Checkpoint,
     config: &ModelConfig,
     name: &str,
@@ -80,7 +81,7 @@ pub(crate) fn tensor<'a>(
 
 /// Refuses tensors that the model would silently leave out. Tensors that [`ModelConfig::ignores`]
 /// names are allowed; of them, the head of a tied embedding must equal the embedding.
-pub(crate) fn refuse_unexpected(
+pub fn refuse_unexpected(
     checkpoint: &Checkpoint,
     config: &ModelConfig,
     expected: &dyn Fn(&str) -> bool,
@@ -106,7 +107,7 @@ pub(crate) fn refuse_unexpected(
 }
 
 /// The values of a bf16, f16 or f32 tensor as f32, without rounding.
-pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
+pub fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
     let byte_pairs = || data.bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
     let values: Vec<f32> = match data.dtype {
         Dtype::BF16 => byte_pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
@@ -133,7 +134,7 @@ pub(crate) fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
 }
 
 /// `values` as a tensor with the shape and dtype of `like`, rounded to nearest, ties to even.
-pub(crate) fn to_dtype_of(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
+pub fn to_dtype_of(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
     let error = |why: String| Error::Tensor { name: name.into(), why };
     let bytes = match like.dtype {
         Dtype::BF16 => to_bytes(values, |v| bf16::from_f32(v).to_le_bytes()),

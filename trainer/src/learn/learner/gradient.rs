@@ -4,7 +4,7 @@
 
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
-use model::autograd::{self, Parameters, TrainModel, require_grad_of};
+use autograd::{Parameters, TrainModel, require_grad_of};
 use model::exact::{Arithmetic, ExactModel, Pass};
 use model::gradient::Gradient;
 use tch::Tensor;

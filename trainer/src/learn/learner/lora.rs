@@ -10,7 +10,7 @@ use super::tensors::{tensor, to_data};
 use crate::publish::run_state;
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
-use model::autograd::Parameters;
+use autograd::Parameters;
 use model::lora::{Adapter, Config};
 use std::collections::BTreeSet;
 use std::sync::Arc;

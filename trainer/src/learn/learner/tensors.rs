@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use artifact::tensor::TensorData;
-use model::autograd::Parameters;
+use autograd::Parameters;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use tch::Tensor;

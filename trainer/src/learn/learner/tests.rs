@@ -6,9 +6,9 @@ use crate::learn::loss::Loss;
 use crate::learn::optimizer::OptimizerSettings;
 use crate::learn::sample::Behavior;
 use crate::publish::run_state::{RunState, StepRecord};
-use model::autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{Compute, KvCache};
+use model::random_checkpoint;
 use model::sampling::{self, Params, PreviousTokens, Source};
 use uuid::Uuid;
 

@@ -3,7 +3,7 @@
 
 use super::Options;
 use crate::learn::optimizer::{AdamW, OptimizerSettings};
-use model::autograd::Parameters;
+use autograd::Parameters;
 use model::exact::Compute;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};

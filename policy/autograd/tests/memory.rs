@@ -7,10 +7,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use artifact::threads::Threads;
-use model::autograd::{self, TrainModel, random_checkpoint, require_grad};
+use autograd::{TrainModel, require_grad};
 use model::config::ModelConfig;
 use model::exact::ExactModel;
 use model::gradient::Gradient;
+use model::random_checkpoint;
 use std::process::Command;
 use tch::{Kind, Tensor};
 

@@ -1,14 +1,15 @@
 //! The transformer's operations as differentiable operations on tensors `[n, width]`.
 
-use super::{Compute, TrainModel};
-use crate::config::{Experts, ModelConfig, Rotations, Scoring};
-use crate::router::{self, Routing};
-use crate::transformer::{Backend, Linear, Route};
+use crate::TrainModel;
+use model::config::{Experts, ModelConfig, Rotations, Scoring};
+use model::exact::Compute;
+use model::router::{self, Routing};
+use model::transformer::{Backend, Linear, Route};
 use tch::{Device, Kind, Tensor};
 
 /// cos and sin of every row of a pass, `[n, 1, pairs]`.
 #[derive(Debug)]
-pub(super) struct Rotary {
+pub struct Rotary {
     cos: Tensor,
     sin: Tensor,
     pairs: i64,
@@ -36,7 +37,7 @@ impl Rotary {
 
 /// The state of one pass, or of one layer of it.
 #[derive(Debug)]
-pub(super) struct TorchBackend<'a> {
+pub struct TorchBackend<'a> {
     config: &'a ModelConfig,
     compute: Compute,
     /// The lengths of the sequences, which lie one after the other.

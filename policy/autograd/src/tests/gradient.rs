@@ -1,11 +1,13 @@
 //! Gradients of the golden models against libtorch and finite differences, and their bits.
 
-use super::*;
-use crate::autograd::{Parameters, TrainModel, checkpoint_from_f32, random_checkpoint, require_grad};
-use crate::config::Family;
-use crate::exact::Arithmetic;
-use crate::golden;
+use super::golden;
+use crate::{Parameters, TrainModel, checkpoint_from_f32, require_grad};
+use artifact::checkpoint::Checkpoint;
 use artifact::isa::Isa;
+use model::config::{Family, ModelConfig};
+use model::exact::{self, Arithmetic, Compute, ExactModel};
+use model::gradient::Gradient;
+use model::random_checkpoint;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 

@@ -5,7 +5,7 @@ use super::libtorch::Plain;
 use super::{Row, Setting};
 use artifact::checkpoint::Checkpoint;
 use artifact::threads::Threads;
-use model::autograd::{self, Parameters, TrainModel, require_grad};
+use autograd::{Parameters, TrainModel, require_grad};
 use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
 use model::gradient::Gradient;
 use std::time::Instant;

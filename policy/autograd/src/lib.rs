@@ -1,25 +1,23 @@
 //! The model that trains: gradients by libtorch's autograd.
 //!
-//! [`crate::exact`] computes what is sampled and logged, and [`crate::gradient`] the gradients of
-//! dense models in f32. This module runs the same [`crate::transformer`] over tensors that record
+//! [`model::exact`] computes what is sampled and logged, and [`model::gradient`] the gradients of
+//! dense models in f32. This crate runs the same [`model::transformer`] over tensors that record
 //! their computation. [`TrainModel::backward`] takes a pass of the exact model and recomputes one
 //! layer at a time from the layer's input, last layer first. The activations of a single layer are
 //! in memory, whatever the depth. Supervised training uses [`TrainModel::logits`].
 //!
 //! Input from outside (checkpoints, token ids, lengths) is checked and gives an [`Error`]. A
-//! libtorch error inside a forward pass is a bug in this module and panics.
+//! libtorch error inside a forward pass is a bug in this crate and panics.
 
 mod backend;
 mod load;
 
-pub use load::{checkpoint_from_f32, random_checkpoint, require_grad, require_grad_of};
+pub use load::{checkpoint_from_f32, require_grad, require_grad_of};
 
-pub use crate::kernel::Compute;
-
-use crate::config::{ModelConfig, Rotations};
-use crate::exact::{Pass, Rows};
-use crate::transformer::{Backend, Transformer};
 use backend::{Rotary, TorchBackend};
+use model::config::{ModelConfig, Rotations};
+use model::exact::{Compute, Pass, Rows};
+use model::transformer::{Backend, Transformer};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 
@@ -30,7 +28,7 @@ pub type Parameters = BTreeMap<String, Tensor>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0}")]
-    Checkpoint(#[from] crate::exact::Error),
+    Checkpoint(#[from] model::exact::Error),
     #[error("tensor `{name}`: {why}")]
     Tensor { name: String, why: String },
     #[error("libtorch: {0}")]
@@ -61,7 +59,7 @@ impl TrainModel {
     /// # Errors
     /// If `config.json` is unsupported, or a tensor is missing, unexpected or has the wrong shape.
     pub fn from_checkpoint(checkpoint: &artifact::checkpoint::Checkpoint) -> Result<Self, Error> {
-        let config = crate::exact::config_of(checkpoint)?;
+        let config = model::exact::config_of(checkpoint)?;
         let parameters = load::parameters(checkpoint, &config)?;
         Self::from_parameters(config, parameters)
     }

@@ -1,7 +1,7 @@
 //! The baseline: the same model in plain libtorch, in f32 or bf16 throughout, with a KV cache, as
 //! one would write it in PyTorch. Only dense models without biases.
 
-use model::autograd::Parameters;
+use autograd::Parameters;
 use model::config::ModelConfig;
 use tch::{Device, Tensor};
 

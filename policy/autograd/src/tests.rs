@@ -1,8 +1,12 @@
 use super::*;
-use crate::config::Family;
-use crate::exact::{self, ExactModel};
-use crate::golden;
 use artifact::checkpoint::Checkpoint;
+use model::config::Family;
+use model::exact::{self, ExactModel};
+use model::random_checkpoint;
+
+#[path = "../../model/src/golden.rs"]
+mod golden;
+mod gradient;
 
 fn config(qk_norm: bool) -> ModelConfig {
     ModelConfig {
@@ -136,14 +140,14 @@ fn a_router_gets_a_gradient_through_the_weights_of_the_recorded_experts() {
     let mut other = model.score_for_gradient(&[&ids], &rows, None, 0).unwrap();
     let chosen = other.routing.of_layer(0).unwrap().to_vec();
     // The same pass with other recorded experts: the gradient follows the recording.
-    let run = |pass: &crate::exact::Pass| {
+    let run = |pass: &model::exact::Pass| {
         let train_model = learning(&checkpoint);
         train_model.backward(pass, &tensor(&pass.logits).sin());
         gradients(&train_model)["model.layers.0.mlp.gate.weight"].clone()
     };
     let recorded = run(&other);
     assert!(recorded.iter().any(|g| *g != 0.0));
-    let mut routing = crate::router::Routing::default();
+    let mut routing = model::router::Routing::default();
     for (layer, experts) in other.routing.layers() {
         let moved = experts
             .chunks(2)
@@ -166,10 +170,10 @@ fn routers_are_computed_in_f32_when_other_products_are_in_bf16() {
             // Without attention, both backends give the first router the same rows.
             tensor.bytes = vec![0; tensor.bytes.len()].into();
         }
-        if crate::transformer::is_router(name) {
+        if model::transformer::is_router(name) {
             // Rows of four experts that differ by less than bf16 can tell. In bf16 their logits are
             // equal and the first of them wins; in f32 the first or the last one wins.
-            let values = crate::exact::to_f32(name, tensor).unwrap();
+            let values = model::exact::to_f32(name, tensor).unwrap();
             let width = tensor.shape[1];
             let row = |expert: usize| {
                 let (first, step) = (expert / 4 * 4, 1.0 + (expert % 4) as f32 / 2048.0);
@@ -179,7 +183,7 @@ fn routers_are_computed_in_f32_when_other_products_are_in_bf16() {
             *tensor = artifact::tensor::TensorData::new(safetensors::Dtype::F32, tensor.shape.clone(), bytes).unwrap();
         }
     }
-    let arithmetic = crate::exact::Arithmetic::new(Compute::Bf16, 1).unwrap();
+    let arithmetic = model::exact::Arithmetic::new(Compute::Bf16, 1).unwrap();
     let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic).unwrap();
     let train_model = TrainModel::from_checkpoint(&checkpoint)
         .unwrap()

@@ -13,9 +13,9 @@ mod libtorch;
 
 use artifact::checkpoint::Checkpoint;
 use artifact::isa::Isa;
-use model::autograd::random_checkpoint;
 use model::config::ModelConfig;
 use model::exact::Compute;
+use model::random_checkpoint;
 use std::path::Path;
 
 const ROUNDS: usize = 5;
