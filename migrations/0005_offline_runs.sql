@@ -212,7 +212,7 @@ language sql stable as $$
            counted.tenant_id = any ((select tenants from consenting)::text[])
     from (select o.*, sum(cardinality(o.ids)) over (order by o.last_id rows unbounded preceding) as generations
           from oldest o) counted
-    -- GENERATIONS_MAX in trainer/src/dataset/query.rs
+    -- GENERATIONS_MAX in trainer/runs/src/dataset/query.rs
     where counted.generations <= 1000000
     order by counted.last_id
 $$;

@@ -16,8 +16,8 @@ async fn read(connection: &mut PgConnection) -> sqlx::Result<Vec<(&'static str, 
         ("key", edge::auth::key::audited(connection).await?),
         ("sampler", edge::sampler::audited(connection).await?),
         ("reward", ingest::reward::stored::audited(connection).await?),
-        ("run", trainer::api::audited::audited(connection).await?),
-        ("dataset", trainer::dataset::store::audited(connection).await?),
+        ("run", runs::api::audited::audited(connection).await?),
+        ("dataset", runs::dataset::store::audited(connection).await?),
         ("experiment", release::audited::experiments(connection).await?),
     ])
 }
@@ -53,7 +53,7 @@ pub async fn faults(connection: &mut PgConnection) -> sqlx::Result<Vec<String>> 
         let trail = Trail::read(connection, kind).await?;
         faults.extend(rows::compare(kind, &rows, &trail));
     }
-    faults.extend(trainer::api::audited::faults_of_state(connection).await?);
+    faults.extend(runs::api::audited::faults_of_state(connection).await?);
     faults.extend(release::audited::faults(connection).await?);
     Ok(faults)
 }

@@ -62,7 +62,7 @@ pub struct Config {
     pub relay: serving::relay::Options,
     pub follow: serving::sidecar::Options,
     pub world: world::service::Options,
-    pub trainer: trainer::Options,
+    pub trainer: runs::Options,
 }
 
 /// `[policy]`: the model that is trained and served.
@@ -335,7 +335,7 @@ impl Default for Config {
             relay: serving::relay::Options::default(),
             follow: serving::sidecar::Options::default(),
             world: world::service::Options::default(),
-            trainer: trainer::Options::default(),
+            trainer: runs::Options::default(),
         }
     }
 }
@@ -623,10 +623,10 @@ impl Config {
     }
 
     /// Where harnesses reach the policy.
-    pub fn harness_urls(&self) -> trainer::api::HarnessUrls {
+    pub fn harness_urls(&self) -> runs::api::HarnessUrls {
         let clusters = self.client.clusters.iter();
         let trimmed = |(name, url): (&String, &String)| (name.clone(), url.trim_end_matches('/').to_owned());
-        trainer::api::HarnessUrls {
+        runs::api::HarnessUrls {
             anywhere: self.serve_url(),
             clusters: clusters.map(trimmed).collect(),
         }

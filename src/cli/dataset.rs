@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
+use runs::dataset::Reference;
+use runs::dataset::file::Format;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use trainer::dataset::Reference;
-use trainer::dataset::file::Format;
 
 use super::App;
 use super::control_client::ControlClient;

@@ -4,9 +4,9 @@ use anyhow::Context;
 use edge::audit;
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use release::Evaluator;
+use runs::api::control::cancel_run;
+use runs::api::create::evaluate_version;
 use sqlx::PgPool;
-use trainer::api::control::cancel_run;
-use trainer::api::create::evaluate_version;
 use uuid::Uuid;
 
 pub struct Evaluations {

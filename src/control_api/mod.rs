@@ -56,7 +56,7 @@ pub struct Parts {
     pub exports: Option<Exports>,
     /// The path of the demo's report.
     pub report: PathBuf,
-    pub harness_urls: trainer::api::HarnessUrls,
+    pub harness_urls: runs::api::HarnessUrls,
 }
 
 /// All routes.
@@ -109,7 +109,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(rewards)
         .merge(texts)
         .merge(dead_letters::routes(dead_letters))
-        .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
+        .merge(runs::api::routes(pool.clone(), policy, exports, harness_urls))
         .merge(release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))

@@ -25,10 +25,10 @@ pub fn ask(config: &Config, machine: &Limit) -> anyhow::Result<()> {
     let compute = config.policy.compute;
     let weights = size.weights(|_| true) as f64 / 1e6;
     eprintln!("memory   for {weights:.1} million weights in {}:", base.display());
-    let train = trainer::memory::needed(&size, &config.trainer, compute);
+    let train = runs::memory::needed(&size, &config.trainer, compute);
     eprintln!("  train  {}: {train}", gb(train.bytes()));
     let mut refusals = Vec::new();
-    if let Err(error) = trainer::memory::ask(&size, &config.trainer, compute, machine) {
+    if let Err(error) = runs::memory::ask(&size, &config.trainer, compute, machine) {
         refusals.push(format!("train: {error:#}"));
     }
     let mut serve = Need::default();
@@ -86,7 +86,7 @@ mod tests {
             "{why}"
         );
         // each fits, all together do not
-        let train = trainer::memory::needed(
+        let train = runs::memory::needed(
             &Size::of_folder(&config.policy.base).unwrap(),
             &config.trainer,
             config.policy.compute,

@@ -5,8 +5,8 @@ use event_log::event::{Body, Generation, Proof, VersionSpan, signed_bytes};
 use event_log::payload::Store;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use runs::context::prompts;
 use serde_json::json;
-use trainer::context::prompts;
 use uuid::Uuid;
 
 use fixture::Stack;

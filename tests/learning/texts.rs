@@ -4,11 +4,11 @@ use artifact::checkpoint::Checkpoint;
 use edge::audit::Actor;
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Scope, Scopes};
+use runs::publish::import_checkpoint;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection};
 use std::sync::Arc;
 use text::tokenizer::Tokenizer;
-use trainer::publish::import_checkpoint;
 use uuid::Uuid;
 
 use crate::trainer::world::World;

@@ -32,10 +32,10 @@ mod uses;
 pub mod world;
 
 use fixture::eventually;
+use runs::publish::Error;
+use runs::settings::Loss;
 use sqlx::Row;
 use std::time::Duration;
-use trainer::learn::loss::Loss;
-use trainer::publish::Error;
 use world::{DECLINE, Sampled, World};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -212,10 +212,7 @@ async fn a_replaced_executor_cannot_commit() {
     world.insert_all(&cohort, "champion").await;
     let (run, zombie) = world.claimed_run().await;
     let prepared = world.prepare(&zombie, run, &cohort).await;
-    let successor = trainer::runs::claim::Claim::take(&world.stack.pool, run)
-        .await
-        .unwrap()
-        .unwrap();
+    let successor = runs::claim::Claim::take(&world.stack.pool, run).await.unwrap().unwrap();
     assert!(successor.fence > zombie.fence);
     let refused = world.publisher.commit(&zombie, &prepared).await;
     assert!(matches!(refused, Err(Error::Fenced(_))), "{refused:?}");

@@ -140,7 +140,7 @@ async fn a_turn_of_another_tenant_in_an_episode_of_the_same_id_hides_it_from_no_
     let foreign = generation(pool, "other", episode).await;
     close(pool, foreign, Some(episode)).await;
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let next = sqlx::query(include_str!("../../trainer/src/runs/monitors/next.sql"))
+    let next = sqlx::query(include_str!("../../trainer/runs/src/monitors/next.sql"))
         .bind("demo")
         .bind("learner")
         .bind(Vec::<String>::new())
@@ -184,7 +184,7 @@ async fn a_rollout_of_which_its_run_knows_nothing_keeps_no_week_and_is_dropped()
         .await
         .unwrap();
     assert_eq!(needed(pool).await.as_deref(), Some("queued"));
-    sqlx::query(include_str!("../../trainer/src/select/abandoned.sql"))
+    sqlx::query(include_str!("../../trainer/runs/src/select/abandoned.sql"))
         .bind("demo")
         .bind(100_i64)
         .execute(pool)

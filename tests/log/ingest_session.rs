@@ -8,9 +8,9 @@ use event_log::payload::{self, Experts, Store};
 use rand::SeedableRng;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{Offset, TopicPartitionList};
-use serde_json::json;
+use runs::context::{Broken, prompts};
+use serde_json::{Value, json};
 use sqlx::PgPool;
-use trainer::context::{Broken, prompts};
 use uuid::Uuid;
 
 use fixture::Stack;

@@ -160,7 +160,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     }
     ask!(
         "trainer: who joins the cohort",
-        "../../trainer/src/select/candidates.sql",
+        "../../trainer/runs/src/select/candidates.sql",
         "demo",
         arms,
         versions,
@@ -171,7 +171,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: who may not join it",
-        "../../trainer/src/select/faults.sql",
+        "../../trainer/runs/src/select/faults.sql",
         ids,
         versions,
         4096_i64,
@@ -189,27 +189,27 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: turns of episodes",
-        "../../trainer/src/select/turns.sql",
+        "../../trainer/runs/src/select/turns.sql",
         turns,
         "demo",
         arms
     );
     ask!(
         "trainer: versions before the head",
-        "../../trainer/src/select/versions.sql",
+        "../../trainer/runs/src/select/versions.sql",
         "demo",
         head,
         3_i32
     );
     ask!(
         "trainer: what they logged",
-        "../../trainer/src/select/rows.sql",
+        "../../trainer/runs/src/select/rows.sql",
         ids,
         60.0_f64
     );
     ask!(
         "trainer: how long answers take",
-        "../../trainer/src/select/answer_time.sql",
+        "../../trainer/runs/src/select/answer_time.sql",
         "demo",
         arms,
         recent,
@@ -217,7 +217,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: whom it trained on",
-        "../../trainer/src/select/trained.sql",
+        "../../trainer/runs/src/select/trained.sql",
         RUN,
         2000_i64,
         now - time::Duration::days(7),
@@ -225,7 +225,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: set aside, 15 minutes",
-        "../../trainer/src/select/set_aside.sql",
+        "../../trainer/runs/src/select/set_aside.sql",
         "demo",
         arms,
         versions,
@@ -235,7 +235,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: set aside, a day",
-        "../../trainer/src/select/set_aside.sql",
+        "../../trainer/runs/src/select/set_aside.sql",
         "demo",
         arms,
         versions,
@@ -245,7 +245,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: show rate",
-        "../../trainer/src/runs/show_rate/window.sql",
+        "../../trainer/runs/src/show_rate/window.sql",
         "demo",
         recent,
         500_i64,
@@ -253,14 +253,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: show rate at first",
-        "../../trainer/src/runs/show_rate/first.sql",
+        "../../trainer/runs/src/show_rate/first.sql",
         "demo",
         head / 2,
         500_i64
     );
     ask!(
         "trainer: figures of the next trajectories",
-        "../../trainer/src/runs/monitors/next.sql",
+        "../../trainer/runs/src/monitors/next.sql",
         "demo",
         "champion",
         vec!["base".to_owned()],
@@ -271,7 +271,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: figures of the next trajectories, after a day",
-        "../../trainer/src/runs/monitors/next.sql",
+        "../../trainer/runs/src/monitors/next.sql",
         "demo",
         "champion",
         vec!["base".to_owned()],
@@ -282,7 +282,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "trainer: abandoned rollouts",
-        "../../trainer/src/select/abandoned.sql",
+        "../../trainer/runs/src/select/abandoned.sql",
         "demo",
         5000_i64
     );
@@ -690,7 +690,11 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         names,
         kinds
     );
-    ask!("trainer: rows of a dataset", "../../trainer/src/dataset/rows.sql", ids);
+    ask!(
+        "trainer: rows of a dataset",
+        "../../trainer/runs/src/dataset/rows.sql",
+        ids
+    );
     let members = "select generation_ids, tenant_id, consents from dataset_members('demo', $1, true)";
     let at = |at: time::OffsetDateTime| at.format(&time::format_description::well_known::Rfc3339).unwrap();
     let query = serde_json::json!({"sampled_from": at(now - time::Duration::days(1)), "closed_before": at(now),
@@ -807,7 +811,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         .replace("stored_before", "$2");
     let body = body.replace("with_texts", "$3::boolean");
     ask_text!("owner: demonstrations", &body, ids, now, true);
-    ask!("reader: turns of a context", "../../trainer/src/context.sql", ids);
+    ask!("reader: turns of a context", "../../trainer/runs/src/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",
         "../../src/control_api/ledger/dispositions.sql",

@@ -22,9 +22,9 @@ use artifact::checkpoint::Checkpoint;
 use clap::Parser;
 use engines::{Exact, Remote, Sampler};
 use results::{Results, Run};
+use runs::settings::Correction;
 use serde::Serialize;
 use train::Training;
-use trainer::learn::correction::Correction;
 use users::Users;
 
 /// Parameters of a measurement. Their defaults were written down before the first reported run.

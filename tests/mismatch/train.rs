@@ -6,10 +6,9 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
 use demo::Judgment;
-use trainer::learn::guards::Limits;
+use runs::sample::Sample;
+use runs::settings::{Limits, StepSettings};
 use trainer::learn::learner::{Learner, Metrics, Outcome};
-use trainer::learn::sample::Sample;
-use trainer::learn::settings::StepSettings;
 use uuid::Uuid;
 
 use crate::engines::{Answer, Exact, Sampler, Version};

@@ -17,6 +17,7 @@ use futures::StreamExt as _;
 use model::config::{Family, ModelConfig};
 use model::exact::Compute;
 use model::random_checkpoint;
+use runs::publish::{External, Publisher, Timings, import_checkpoint, publish_external};
 use serde_json::{Value, json};
 use serving::ServeOptions;
 use serving::serve::Replica;
@@ -25,7 +26,6 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use trainer::publish::{External, Publisher, Timings, import_checkpoint, publish_external};
 
 use fixture::serving::{Role, control, releases};
 use fixture::{Stack, eventually};
@@ -113,7 +113,7 @@ pub fn publisher(stack: &Stack, threads: usize) -> Publisher {
         policy: POLICY.into(),
         checkpoint_every: 1_000,
         run_states_kept: 2,
-        quantized: trainer::publish::QuantizedCopies::default(),
+        quantized: runs::publish::QuantizedCopies::default(),
     }
 }
 

@@ -14,10 +14,10 @@ use model::exact::{ExactModel, KvCache};
 use model::random_checkpoint;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use runs::publish::{External, import_checkpoint, publish_external};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
-use trainer::publish::{External, import_checkpoint, publish_external};
 
 use crate::sync::{LINE, POLICY, publisher};
 use fixture::serving::{releases, tiny};

@@ -12,11 +12,9 @@ use model::config::{Family, ModelConfig};
 use model::exact::{Arithmetic, Compute, ExactModel, KvCache};
 use model::random_checkpoint;
 use model::sampling::{self, Params, Source};
-use trainer::learn::guards::Limits;
+use runs::sample::Sample;
+use runs::settings::{Limits, OptimizerSettings, StepSettings};
 use trainer::learn::learner::{Learner, Outcome};
-use trainer::learn::optimizer::OptimizerSettings;
-use trainer::learn::sample::Sample;
-use trainer::learn::settings::StepSettings;
 use uuid::Uuid;
 
 const PROMPT: usize = 8;

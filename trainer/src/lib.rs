@@ -1,41 +1,37 @@
-//! How a policy improves: which trajectories, which advantages, which loss, one step, one version.
+//! How a policy improves: one step from rewards to new weights, and what drives the steps. Needs
+//! libtorch.
 //!
-//! The folders follow the life of a step:
+//! Which runs there are, what they select and how they publish is in the crate `runs`, beside this
+//! one. It needs no libtorch, and so do all who ask for a run or show it.
 //!
-//! ```text
-//! context    the full prompt of a generation that was logged turn by turn
-//! dataset/   named queries over closed trajectories, for runs that do not learn from the stream
-//! select/    rewarded trajectories of the database ─► samples; others get the reason why not
-//! learn/     advantage ─► batch ─► loss ─► gradient ─► optimizer ─► guards
-//! publish/   run state, delta, manifest, and one fenced transaction: a new version
-//! runs/      what drives the steps: realtime (production), grpo (rollouts), runs over datasets
-//! leases     who makes which rollout, and how it ended
-//! judge/     models behind endpoints that grade rollouts, and their stored answers
-//! uses       which runs used a trajectory, and what for
-//! api/       runs, versions and lines over HTTP, without libtorch
-//! memory     what training a model needs, said before it is taken
-//! computing  whether this process computes, over HTTP
-//! ```
-//! The crate knows serving only as a URL, and reads which version an alias serves from the view
-//! `alias`.
+//! - `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued
+//!   offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. `trainer.rs` has what they
+//!   share.
+//! - `executor.rs` takes every step: a cohort (`cohort.rs`), the learner ([`learn`]), its metrics
+//!   (`step_metrics.rs`), and `runs::publish`.
+//! - `parity.rs`, `quarantine.rs`, `unproven.rs` and `share_alarm.rs` watch what was sampled.
+//! - `sft.rs` is a program of its own.
+//! - `computing.rs` says over HTTP whether this process computes, `working.rs` when it works.
+//!
+//! The crate knows serving only as a URL.
 
-pub mod api;
-#[cfg(feature = "torch")]
+mod cohort;
 mod computing;
-pub mod context;
-pub mod dataset;
-pub mod judge;
+mod executor;
+mod grpo;
 pub mod learn;
-mod leases;
-pub mod memory;
-pub mod options;
-pub mod publish;
-pub mod runs;
-pub mod select;
-pub mod uses;
+mod offline;
+mod parity;
+mod process;
+mod quarantine;
+mod realtime;
+pub mod sft;
+mod share_alarm;
+mod step_metrics;
+mod trainer;
+mod unproven;
+mod working;
 
-#[cfg(feature = "torch")]
 pub use computing::Computing;
-pub use options::Options;
-#[cfg(feature = "torch")]
-pub use runs::{process::run, trainer::Environment};
+pub use process::run;
+pub use trainer::Environment;

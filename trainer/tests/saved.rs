@@ -10,17 +10,15 @@ use artifact::tensor::TensorData;
 use model::exact::{ExactModel, KvCache};
 use model::lora::{Adapter, Config};
 use model::sampling::{Params, Source, sample};
+use runs::publish::run_state::StepRecord;
+use runs::sample::Sample;
+use runs::settings::{Limits, OptimizerSettings, StepSettings};
 use safetensors::Dtype;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use text::tokenizer::Tokenizer;
-use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};
-use trainer::learn::optimizer::OptimizerSettings;
-use trainer::learn::sample::Sample;
-use trainer::learn::settings::StepSettings;
-use trainer::publish::run_state::StepRecord;
 use uuid::Uuid;
 
 const PROMPTS: [&str; 8] = [

@@ -142,7 +142,7 @@ def with_trl(args: argparse.Namespace, seed: int) -> dict:
 
 
 def drawn_by_run(seed: int, steps: int, tasks_per_step: int) -> list[int]:
-    """Which tasks a run of this seed draws, step after step: trainer/src/runs/grpo/draws.rs, `choose`."""
+    """Which tasks a run of this seed draws, step after step: trainer/src/grpo/draws.rs, `choose`."""
     found = []
     for draw in range(steps):
         random = SplitMix64(SplitMix64(seed).draw() ^ draw)
@@ -155,7 +155,7 @@ def drawn_by_run(seed: int, steps: int, tasks_per_step: int) -> list[int]:
 
 
 class SplitMix64:
-    """Steele et al. 2014; trainer/src/runs/random.rs."""
+    """Steele et al. 2014; trainer/runs/src/random.rs."""
 
     def __init__(self, state: int) -> None:
         self.state = state

@@ -62,7 +62,7 @@ struct Fate {
 #[derive(Debug)]
 struct Monitor {
     surface: String,
-    /// As trainer/src/runs/monitors.rs writes them.
+    /// As trainer/runs/src/monitors.rs writes them.
     figures: Value,
     updated_at: OffsetDateTime,
 }

@@ -7,7 +7,7 @@ use artifact::checkpoint::Checkpoint;
 use artifact::folder::SHARD_BYTES_MAX;
 use artifact::quant::Spec;
 use model::lora::Adapter;
-use trainer::publish::run_state::{self, RunState};
+use runs::publish::run_state::{self, RunState};
 
 use super::{OpenStore, StoreArgs, quantized};
 use crate::config::Config;

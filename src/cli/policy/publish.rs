@@ -9,8 +9,8 @@ use artifact::checkpoint::Checkpoint;
 use artifact::folder::LazyFolder;
 use artifact::manifest::Manifest;
 use artifact::need::{Limit, Need};
+use runs::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
 use serde_json::{Value, json};
-use trainer::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
 
 use super::shard::{check_name, open_folder};
 use super::{OpenStore, StoreArgs};

@@ -8,8 +8,8 @@ use anyhow::{Context, bail, ensure};
 use artifact::delta::{self, FrameSpan};
 use artifact::folder::LazyFolder;
 use artifact::threads::Threads;
+use runs::publish::put_shard;
 use serde_json::json;
-use trainer::publish::put_shard;
 
 use super::StoreArgs;
 use crate::cli::output::{Output, bytes};

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use runs::publish::{referenced, squash};
 use serde_json::json;
 use store::{Finding, GcReport, Pin, SQUASH_SPANS, Severity, SquashOutcome};
 use time::OffsetDateTime;
-use trainer::publish::{referenced, squash};
 
 use super::StoreArgs;
 use crate::cli::output::{Confirm, Output, bytes};

@@ -12,9 +12,9 @@ use anyhow::Context;
 use artifact::assignment::LEARNER;
 use artifact::sign::SigningKey;
 use artifact::threads::Threads;
+use runs::publish::{External, Publisher, QuantizedCopies, import_checkpoint, publish_external};
 use store::Store;
 use tempfile::TempDir;
-use trainer::publish::{External, Publisher, QuantizedCopies, import_checkpoint, publish_external};
 
 use crate::process::Process;
 use crate::stack::{Room, Stack};

@@ -15,10 +15,10 @@ use bench::world::{Fleet, World, publish};
 use clap::ValueEnum;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use runs::publish::Publisher;
 use serde::Serialize;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
-use trainer::publish::Publisher;
 
 use crate::Phase;
 use crate::callers::Callers;

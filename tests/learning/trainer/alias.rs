@@ -26,7 +26,7 @@ fn service(world: &World, options: ReleaseOptions, learning: Learning) -> Releas
 }
 
 /// A trainer whose file names this alias.
-fn naming(world: &World, alias: Option<&str>) -> trainer::Options {
+fn naming(world: &World, alias: Option<&str>) -> runs::Options {
     let mut options = world.options();
     options.realtime.alias = alias.map(str::to_owned);
     options

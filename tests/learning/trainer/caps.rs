@@ -1,12 +1,11 @@
 //! What the caps do to a running trainer: who sends much more than others weighs no more, and nobody
-//! else loses by it. The arithmetic is tested in `trainer/src/select/caps/tests.rs`.
+//! else loses by it. The arithmetic is tested in `trainer/runs/src/select/caps/tests.rs`.
 
 use super::world::{Sampled, World};
 use event_log::event::ANONYMOUS_USER_PREFIX;
-use fixture::eventually;
+use runs::Options;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use trainer::Options;
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -3,10 +3,9 @@
 
 use super::world::{Sampled, TEST, World};
 use edge::tenant;
-use fixture::eventually;
+use runs::publish::Error;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use trainer::publish::Error;
 
 const SOON: Duration = Duration::from_secs(60);
 const POLICY: &str = "demo";

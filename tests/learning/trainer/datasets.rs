@@ -7,15 +7,14 @@ use super::offline::{control, get};
 use super::uses::{SOON, dataset, insert, lines, post, run};
 use super::world::{Sampled, World};
 use event_log::payload::{self, TOKEN_IDS};
-use fixture::eventually;
+use runs::dataset::store;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use trainer::dataset::store;
 use uuid::Uuid;
 
 /// Only offline runs.
-fn offline(world: &World) -> trainer::Options {
+fn offline(world: &World) -> runs::Options {
     let mut options = world.options();
     options.offline.enabled = true;
     options.realtime.enabled = false;

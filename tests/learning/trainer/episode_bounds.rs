@@ -3,14 +3,14 @@
 use super::episodes::{close, code, limits, log, poll, selected, turn};
 use super::world::{POLICY, Sampled, TEST, World};
 use edge::tenant;
-use trainer::learn::advantage::Credit;
-use trainer::runs::claim::Claim;
-use trainer::select::caps::Caps;
-use trainer::select::{self, Selection};
+use runs::advantage::Credit;
+use runs::claim::Claim;
+use runs::select::caps::Caps;
+use runs::select::{self, Selection};
 use uuid::Uuid;
 
 fn ids(selection: &Selection) -> Vec<Vec<Uuid>> {
-    let ids = |turns: &Vec<trainer::learn::sample::Sample>| turns.iter().map(|turn| turn.generation).collect();
+    let ids = |turns: &Vec<runs::sample::Sample>| turns.iter().map(|turn| turn.generation).collect();
     selection.ready.iter().map(ids).collect()
 }
 

@@ -4,11 +4,11 @@
 use super::context::shorten;
 use super::world::{POLICY, Sampled, World, generate};
 use model::exact::ExactModel;
-use trainer::learn::advantage::{BaselineKind, Credit};
-use trainer::learn::sample::{ModelLimits, Sample};
-use trainer::runs::claim::Claim;
-use trainer::select::caps::{Caps, Exhausted};
-use trainer::select::{self, AnswerTimes, Answers, Criteria, Selection};
+use runs::advantage::{BaselineKind, Credit};
+use runs::claim::Claim;
+use runs::sample::{ModelLimits, Sample};
+use runs::select::caps::{Caps, Exhausted};
+use runs::select::{self, AnswerTimes, Answers, Criteria, Selection};
 use uuid::Uuid;
 
 /// Answers a prompt that continues `context`, which then has both.
@@ -77,7 +77,7 @@ pub async fn second_version(world: &World) -> i64 {
     head
 }
 
-fn options(world: &World) -> trainer::Options {
+fn options(world: &World) -> runs::Options {
     let mut options = world.options();
     options.realtime.cohort_size = 4;
     options

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use edge::bind::free_ports;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use runs::publish::run_state::{self, RunState};
 use serde::Serialize;
 use sqlx::Row;
 use tokio::process::{Child, Command};
-use trainer::publish::run_state::{self, RunState};
 
 use super::theft::manifest_file;
 use super::world::World;

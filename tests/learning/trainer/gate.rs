@@ -8,13 +8,13 @@ use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use fixture::eventually;
 use autograd::random_checkpoint;
 use release::{ChampionBy, Evaluator, Learning, Options, ReleaseService};
+use runs::api::control::cancel_run;
+use runs::api::create::evaluate_version;
+use runs::publish::import_checkpoint;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
 use store::Store;
-use trainer::api::control::cancel_run;
-use trainer::api::create::evaluate_version;
-use trainer::publish::import_checkpoint;
 use uuid::Uuid;
 
 /// As the role `control` has it.

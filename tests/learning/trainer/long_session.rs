@@ -6,9 +6,9 @@ use super::world::{DECLINE, POLICY, World, config, ensure_assigned, register, sa
 use crate::session_long::{ANSWER, KEPT, SWAPPED, Sampler, TURNS, check_stored, mask, run_long_session, service};
 use rand::Rng;
 use rand::rngs::StdRng;
+use runs::sample::ModelLimits;
+use runs::select;
 use trainer::learn::batch;
-use trainer::learn::sample::ModelLimits;
-use trainer::select;
 
 /// Of the model's vocabulary. A sampler would end at the decline token.
 fn tokens(random: &mut StdRng, count: usize) -> Vec<u32> {

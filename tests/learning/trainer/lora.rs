@@ -4,10 +4,10 @@ use super::world::{POLICY, World};
 use artifact::checkpoint::Checkpoint;
 use fixture::SPRINGTIDE;
 use model::lora::{Config, Targets};
+use runs::Options;
+use runs::publish::run_state::{self, RunState};
 use std::path::Path;
 use tokio::process::Command;
-use trainer::Options;
-use trainer::publish::run_state::{self, RunState};
 use uuid::Uuid;
 
 fn options(world: &World, r: usize) -> Options {

@@ -8,10 +8,10 @@ mod sessions;
 use super::offline::{control, get};
 use super::world::World;
 use rand::{SeedableRng, rngs::StdRng};
+use runs::monitors::Monitors;
+use runs::options::Realtime;
 use sessions::{HONEST_VERSIONS, Hack, Session, session, share};
 use std::time::Duration;
-use trainer::options::Realtime;
-use trainer::runs::monitors::Monitors;
 use uuid::Uuid;
 
 /// Sessions of the learning arm with each version; an arm that stays as it is has half as many.

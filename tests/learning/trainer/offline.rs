@@ -5,7 +5,8 @@ use super::fleet::{Fleet, Wrong};
 use super::world::{POLICY, World};
 use edge::auth::{Auth, AuthOptions};
 use event_log::Producer;
-use fixture::eventually;
+use runs::api::HarnessUrls;
+use runs::claim::Claim;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,8 +14,6 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use trainer::api::HarnessUrls;
-use trainer::runs::claim::Claim;
 
 const SOON: Duration = Duration::from_secs(90);
 
@@ -31,7 +30,7 @@ pub async fn control_beside(world: &World, serve_url: &str) -> String {
     };
     let pool = world.stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
+    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });
@@ -74,7 +73,7 @@ pub async fn create_as(control: &str, request: &Value) -> (Value, String) {
 }
 
 /// Only offline runs.
-pub fn offline(world: &World) -> trainer::Options {
+pub fn offline(world: &World) -> runs::Options {
     let mut options = world.options();
     options.offline.enabled = true;
     options.realtime.enabled = false;

@@ -14,12 +14,12 @@ use super::world::{Running, World, ensure_assigned, register, sampler_key};
 use futures::{StreamExt as _, stream};
 use policy::Values;
 use report::{Outcome, Summary};
+use runs::Options;
+use runs::select::caps::Caps;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::{block_in_place, spawn_blocking};
 use traffic::Traffic;
-use trainer::Options;
-use trainer::select::caps::Caps;
 
 /// Trajectories of a step.
 const COHORT: usize = 32;

@@ -365,7 +365,7 @@ async fn an_evaluation_comes_again_and_measures_what_its_alias_is_then() {
     let runs = get(format!("{control}/v1/runs")).await;
     assert_eq!(runs["data"].as_array().unwrap().len(), 2, "{runs}");
     let mut connection = world.stack.pool.acquire().await.unwrap();
-    let rows = trainer::api::audited::audited(&mut connection).await.unwrap();
+    let rows = runs::api::audited::audited(&mut connection).await.unwrap();
     let trail = edge::audit::rows::Trail::read(&mut connection, "run").await.unwrap();
     assert_eq!(edge::audit::rows::compare("run", &rows, &trail), Vec::<String>::new());
     running.stop().await;

@@ -6,11 +6,10 @@ use super::world::{Sampled, TEST, World, ensure_assigned, register, sampler_key}
 use edge::sampler::{self, SamplerKey};
 use edge::tenant;
 use event_log::event::signed_bytes;
-use fixture::eventually;
+use runs::publish::Error;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use time::OffsetDateTime;
-use trainer::publish::Error;
 use uuid::Uuid;
 
 const SOON: Duration = Duration::from_secs(60);

@@ -3,9 +3,9 @@
 
 use super::offline::{control, get};
 use super::world::World;
+use runs::options::Realtime;
+use runs::show_rate::ShowRateAlarm;
 use sqlx::Row;
-use trainer::options::Realtime;
-use trainer::runs::show_rate::ShowRateAlarm;
 
 /// Generations of an arm, of which the first `shown` are shown and half of those answered.
 async fn generate(world: &World, arm: &str, count: i32, shown: i32, suppressed: bool) {

@@ -7,12 +7,11 @@ use edge::audit::{self, rows::Trail};
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Auth, AuthOptions, Scope, Scopes};
 use edge::tenant;
-use fixture::{eventually, succeed};
+use runs::api::HarnessUrls;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use trainer::api::HarnessUrls;
 use uuid::Uuid;
 
 pub const SOON: Duration = Duration::from_secs(90);
@@ -296,7 +295,7 @@ async fn a_version_of_a_dataset_never_gets_more_generations() {
     // the audit knows each version as it was made
     let mut connection = world.stack.pool.acquire().await.unwrap();
     for faults in [0, 1] {
-        let rows = trainer::dataset::store::audited(&mut connection).await.unwrap();
+        let rows = runs::dataset::store::audited(&mut connection).await.unwrap();
         let trail = Trail::read(&mut connection, "dataset").await.unwrap();
         assert_eq!(rows.len(), 6);
         assert_eq!(audit::rows::compare("dataset", &rows, &trail).len(), faults);
@@ -373,7 +372,7 @@ async fn control_with_keys(world: &World) -> String {
         anywhere: "http://127.0.0.1:8000".to_owned(),
         clusters: BTreeMap::new(),
     };
-    let routes = trainer::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
+    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

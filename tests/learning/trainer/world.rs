@@ -14,6 +14,12 @@ use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
 use model::random_checkpoint;
 use model::sampling::{Params, Source, sample, suppress};
+use runs::Options;
+use runs::claim::Claim;
+use runs::publish::run_state::StepRecord;
+use runs::publish::{Draft, Prepared, Publisher, QuantizedCopies, import_checkpoint};
+use runs::sample::Sample;
+use runs::settings::{Limits, StepSettings};
 use sqlx::{AssertSqlSafe, PgPool, Row};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,14 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use store::Store;
 use tokio_util::sync::CancellationToken;
-use trainer::learn::guards::Limits;
 use trainer::learn::learner::{Learner, Outcome};
-use trainer::learn::sample::Sample;
-use trainer::learn::settings::StepSettings;
-use trainer::publish::run_state::StepRecord;
-use trainer::publish::{Draft, Prepared, Publisher, QuantizedCopies, import_checkpoint};
-use trainer::runs::claim::Claim;
-use trainer::{Computing, Environment, Options};
+use trainer::{Computing, Environment};
 use uuid::Uuid;
 
 pub const POLICY: &str = "demo";
@@ -642,7 +642,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         experts: None,
         reward: sampled.reward.unwrap(),
         suppressed: sampled.suppressed,
-        weight: trainer::learn::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
+        weight: runs::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }
 }
 

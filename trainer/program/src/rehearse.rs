@@ -6,18 +6,14 @@ use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use demo::rehearsal::{self, Signal, Step, Trajectory};
 use model::exact::{Arithmetic, Compute};
+use runs::advantage::{BaselineKind, Baselines};
+use runs::explore;
+use runs::options::Realtime;
+use runs::sample::Sample;
+use runs::settings::{Aggregation, Loss};
 use serde_json::{Value, json};
-use trainer::{
-    learn::{
-        advantage::{BaselineKind, Baselines},
-        explore,
-        learner::{Learner, Outcome},
-        loss::{Aggregation, Loss},
-        sample::Sample,
-    },
-    options::Realtime,
-};
 use springtide::cli::App;
+use trainer::learn::learner::{Learner, Outcome};
 use uuid::Uuid;
 
 

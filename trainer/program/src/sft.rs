@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use model::config::{Family, ModelConfig};
 use model::exact::Compute;
 use springtide::cli::train::{Precision, Sft};
-use trainer::runs::sft;
+use trainer::sft;
 
 /// Between two lines of progress where there is no terminal to draw a bar on.
 const LINE_EVERY: Duration = Duration::from_secs(30);

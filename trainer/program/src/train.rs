@@ -5,9 +5,10 @@ use anyhow::ensure;
 use artifact::need::Limit;
 use axum::routing::get;
 use edge::auth::key;
+use runs::memory;
 use sqlx::PgPool;
 use store::Store;
-use trainer::{Computing, Environment, memory};
+use trainer::{Computing, Environment};
 
 use springtide::cli::App;
 use springtide::config::{Config, Part};

@@ -11,8 +11,8 @@
 //! micro-batches changes only the order of summation.
 
 use crate::learn::mismatch::SampleMismatch;
-use crate::learn::sample::{Behavior, Sample};
 use model::router::{Mismatch, Routing};
+use runs::sample::{Behavior, Sample};
 use std::sync::Arc;
 
 /// Sequences that go through the model together, and their trained tokens.

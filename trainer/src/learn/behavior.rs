@@ -159,7 +159,7 @@ fn distribution<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::learn::sample::Behavior;
+    use runs::sample::Behavior;
     use std::sync::Arc;
 
     /// Every outcome of a token with five ids under an older version's filter and under today's.

@@ -9,20 +9,11 @@
 //! Factors are constants of the update: no gradient flows through them. Log-weights are clamped to
 //! ±20.
 
+use runs::settings::Correction;
 use serde::{Deserialize, Serialize};
 
 /// A log-weight beyond it says no more.
 const LOG_WEIGHT_MAX: f64 = 20.0;
-
-/// Which factor a token gets.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Correction {
-    /// 1.
-    None,
-    /// Truncated importance sampling: min(w, cap). Yao et al. 2025; verl's token-level `rollout_is`.
-    Tis { cap: f64 },
-}
 
 /// Factors of a micro-batch, and what the correction did to it.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -33,34 +24,22 @@ pub struct Corrected {
     pub truncated: usize,
 }
 
-impl Correction {
-    /// Refuses constants that make no sense. The text begins with the field.
-    pub fn check(&self) -> Result<(), &'static str> {
-        match *self {
-            Correction::Tis { cap } if !(cap.is_finite() && cap >= 1.0) => {
-                Err("correction.cap must be finite and at least 1")
+/// The factor of each token. `logged` and `recomputed` are log μ of the tokens.
+pub fn factors(correction: Correction, logged: &[f32], recomputed: &[f32]) -> Corrected {
+    let mut corrected = Corrected::default();
+    for (&logged, &recomputed) in logged.iter().zip(recomputed) {
+        let log_weight = f64::from(recomputed) - f64::from(logged);
+        let w = log_weight.clamp(-LOG_WEIGHT_MAX, LOG_WEIGHT_MAX).exp();
+        let factor = match correction {
+            Correction::None => 1.0,
+            Correction::Tis { cap } => {
+                corrected.truncated += usize::from(w > cap);
+                w.min(cap)
             }
-            _ => Ok(()),
-        }
+        };
+        corrected.factors.push(factor as f32);
     }
-
-    /// The factor of each token. `logged` and `recomputed` are log μ of the tokens.
-    pub fn factors(self, logged: &[f32], recomputed: &[f32]) -> Corrected {
-        let mut corrected = Corrected::default();
-        for (&logged, &recomputed) in logged.iter().zip(recomputed) {
-            let log_weight = f64::from(recomputed) - f64::from(logged);
-            let w = log_weight.clamp(-LOG_WEIGHT_MAX, LOG_WEIGHT_MAX).exp();
-            let factor = match self {
-                Correction::None => 1.0,
-                Correction::Tis { cap } => {
-                    corrected.truncated += usize::from(w > cap);
-                    w.min(cap)
-                }
-            };
-            corrected.factors.push(factor as f32);
-        }
-        corrected
-    }
+    corrected
 }
 
 /// What a correction did in one step, to all tokens of the head's version.
@@ -111,7 +90,7 @@ mod tests {
     /// w = 4, 0.5, 1, 0.25 and 1.
     fn corrected(correction: Correction) -> Corrected {
         let recomputed = [4.0_f64, 0.5, 1.0, 0.25, 1.0].map(|w| (-3.0 + w.ln()) as f32);
-        correction.factors(&[-3.0; 5], &recomputed)
+        factors(correction, &[-3.0; 5], &recomputed)
     }
 
     fn check(correction: Correction, factors: [f64; 5], truncated: usize) {
@@ -136,7 +115,7 @@ mod tests {
     fn equal_log_probabilities_are_not_touched_by_any_correction() {
         let logged = [-0.5_f32, -7.25, -1e-8];
         for correction in [Correction::None, Correction::Tis { cap: 1.0 }] {
-            let got = correction.factors(&logged, &logged);
+            let got = factors(correction, &logged, &logged);
             assert_eq!(
                 (got.factors.as_slice(), got.truncated),
                 ([1.0; 3].as_slice(), 0),
@@ -160,27 +139,12 @@ mod tests {
     #[test]
     fn impossible_tokens_have_a_finite_factor() {
         for correction in [Correction::None, Correction::Tis { cap: 2.0 }] {
-            let got = correction.factors(&[0.0, f32::NEG_INFINITY], &[f32::NEG_INFINITY, 0.0]);
+            let got = factors(correction, &[0.0, f32::NEG_INFINITY], &[f32::NEG_INFINITY, 0.0]);
             let finite = got.factors.iter().all(|factor| factor.is_finite() && *factor > 0.0);
             assert!(finite, "{got:?}");
         }
     }
 
-    #[test]
-    fn a_correction_is_read_by_its_name_and_checked() {
-        let read = |json: &str| serde_json::from_str::<Correction>(json);
-        assert_eq!(read(r#"{"name": "none"}"#).unwrap(), Correction::None);
-        let tis = read(r#"{"name": "tis", "cap": 2}"#).unwrap();
-        assert_eq!(tis, Correction::Tis { cap: 2.0 });
-        assert_eq!(tis.check(), Ok(()));
-        assert!(read(r#"{"name": "tis", "caps": 2}"#).is_err());
-        for cap in [0.5, f64::NAN, f64::INFINITY] {
-            let error = Correction::Tis { cap }.check().unwrap_err();
-            assert!(error.starts_with("correction."), "{cap}");
-        }
-    }
-
-    #[cfg(feature = "torch")]
     #[test]
     fn a_factor_scales_the_gradient_of_its_token_and_has_none_itself() {
         use crate::learn::loss::reinforce_is;
@@ -188,7 +152,7 @@ mod tests {
         // π = ½, ½ now; recomputed μ is π; the engine logged ¼ (w = 2) and ⅛ (w = 4, truncated)
         let logs = |p: &[f64]| -> Vec<f32> { p.iter().map(|p| p.ln() as f32).collect() };
         let (logged, recomputed) = (logs(&[0.25, 0.125]), logs(&[0.5, 0.5]));
-        let factors = Correction::Tis { cap: 3.0 }.factors(&logged, &recomputed).factors;
+        let factors = super::factors(Correction::Tis { cap: 3.0 }, &logged, &recomputed).factors;
         let logp = Tensor::from_slice(&recomputed).set_requires_grad(true);
         let advantage = Tensor::from_slice(&[0.75_f32, -0.25]);
         let terms = reinforce_is(&logp, &Tensor::from_slice(&recomputed), &advantage, 2.0);

@@ -3,11 +3,12 @@
 //! `make golden` makes the inputs and their results with the installed packages, and `make check NAME=losses`
 //! prints how far ours are from them. TRL computes in f32, as we do; verl's functions got f64.
 
-use super::advantage::GroupAdvantage;
 use super::batch::Counts;
-use super::loss::{Aggregation, Loss, Tokens};
+use super::loss::{self, Tokens};
 use super::preference::{LogProbs, dpo, kto, kto_reference_point};
-use super::sample::Sample;
+use runs::advantage::GroupAdvantage;
+use runs::sample::Sample;
+use runs::settings::{Aggregation, Loss};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
@@ -99,12 +100,12 @@ impl Case {
                 ..Sample::example()
             })
             .collect();
-        let scaled = aggregation.scaled(&samples, advantages);
+        let scaled = loss::scaled(aggregation, &samples, advantages);
         let counts = Counts {
             trajectories: samples.len(),
             tokens: self.policy.iter().map(Vec::len).sum(),
         };
-        let denominator = aggregation.denominator(counts) * self.constant();
+        let denominator = loss::denominator(aggregation, counts) * self.constant();
         let (mut total, mut gradient) = (0.0, vec![]);
         for first in (0..samples.len()).step_by(MICRO_BATCH) {
             let rows = first..(first + MICRO_BATCH).min(samples.len());
@@ -114,13 +115,16 @@ impl Case {
                 .collect();
             let logp = constant(&self.policy[rows.clone()].concat()).set_requires_grad(true);
             let advantage = constant(&advantage);
-            let terms = loss.terms(&Tokens {
-                logp: &logp,
-                behavior: &constant(&self.old[rows].concat()),
-                advantage: &advantage,
-                lengths: &lengths,
-                masked: None,
-            });
+            let terms = loss::terms(
+                loss,
+                &Tokens {
+                    logp: &logp,
+                    behavior: &constant(&self.old[rows].concat()),
+                    advantage: &advantage,
+                    lengths: &lengths,
+                    masked: None,
+                },
+            );
             let sum = terms.per_token.sum(Kind::Float) / denominator;
             sum.backward();
             total += sum.double_value(&[]);

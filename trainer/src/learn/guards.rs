@@ -12,37 +12,7 @@
 //! are off.
 
 use crate::learn::mismatch::SampleMismatch;
-use serde::{Deserialize, Serialize};
-
-/// Bounds of one optimizer step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Global gradient norm before clipping, in units of the loss; default 1000.
-    pub gradient_norm_max: f64,
-    /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the trained
-    /// tokens, or as many as fit in 256 MiB; default 0.5.
-    pub kl_max: f64,
-    /// Largest |logged − recomputed| log-probability of the trained tokens of a sample of our own
-    /// engine, nats; default 0: exact. A sample beyond it is quarantined.
-    pub difference_max: f64,
-    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A token
-    /// counts with at most 0.2, so almost a quarter of the tokens may be off by any amount, and at 0.2 or
-    /// more nothing is quarantined. A sample beyond it is not from the version that it names. If those of
-    /// most users are, on every replica and whatever the engine, the run pauses.
-    pub k3_max: f64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            gradient_norm_max: 1000.0,
-            kl_max: 0.5,
-            difference_max: 0.0,
-            k3_max: 0.05,
-        }
-    }
-}
+use runs::settings::Limits;
 
 /// The bound that was broken. Its text is the reason that people read.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -71,62 +41,46 @@ impl Breach {
     }
 }
 
-impl Limits {
-    /// Refuses limits that are not finite or not above 0. The text begins with the field.
-    pub fn check(&self) -> Result<(), String> {
-        let limits = [
-            ("gradient_norm_max", self.gradient_norm_max),
-            ("kl_max", self.kl_max),
-            ("k3_max", self.k3_max),
-        ];
-        if let Some((name, limit)) = limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
-            return Err(format!("{name} is {limit}; it must be finite and above 0"));
-        }
-        let exact = self.difference_max;
-        if !exact.is_finite() || exact < 0.0 {
-            return Err(format!("difference_max is {exact}; it must be finite and not below 0"));
-        }
-        Ok(())
+/// Whether a sample of the head may be trained on. False if a log-probability is not a number.
+pub fn accepts(limits: &Limits, is_ours: bool, mismatch: &SampleMismatch) -> bool {
+    match is_ours {
+        true => mismatch.difference_max <= limits.difference_max,
+        // a token that μ cannot produce has an infinite difference
+        false => mismatch.difference_max.is_finite() && mismatch.k3 <= limits.k3_max,
     }
+}
 
-    /// Whether a sample of the head may be trained on. False if a log-probability is not a number.
-    pub fn accepts(&self, is_ours: bool, mismatch: &SampleMismatch) -> bool {
-        match is_ours {
-            true => mismatch.difference_max <= self.difference_max,
-            // a token that μ cannot produce has an infinite difference
-            false => mismatch.difference_max.is_finite() && mismatch.k3 <= self.k3_max,
-        }
-    }
+/// Whether a sample cannot be from the version that it names, whatever engine sampled it.
+pub fn is_gross(limits: &Limits, mismatch: &SampleMismatch) -> bool {
+    !accepts(limits, false, mismatch)
+}
 
-    /// Whether a sample cannot be from the version that it names, whatever engine sampled it.
-    pub fn is_gross(&self, mismatch: &SampleMismatch) -> bool {
-        !self.accepts(false, mismatch)
+/// Checks after the backward pass.
+pub fn before_update(limits: &Limits, loss: f64, norm: f64) -> Result<(), Breach> {
+    if !loss.is_finite() {
+        return Err(Breach::Loss(loss));
     }
+    if !norm.is_finite() {
+        return Err(Breach::GradientNotFinite(norm));
+    }
+    if norm > limits.gradient_norm_max {
+        return Err(Breach::GradientNorm {
+            norm,
+            limit: limits.gradient_norm_max,
+        });
+    }
+    Ok(())
+}
 
-    /// Checks after the backward pass.
-    pub fn before_update(&self, loss: f64, norm: f64) -> Result<(), Breach> {
-        if !loss.is_finite() {
-            return Err(Breach::Loss(loss));
-        }
-        if !norm.is_finite() {
-            return Err(Breach::GradientNotFinite(norm));
-        }
-        if norm > self.gradient_norm_max {
-            return Err(Breach::GradientNorm {
-                norm,
-                limit: self.gradient_norm_max,
-            });
-        }
-        Ok(())
+/// Checks the new weights on the cohort.
+pub fn after_update(limits: &Limits, kl: f64) -> Result<(), Breach> {
+    if kl.is_finite() && kl <= limits.kl_max {
+        return Ok(());
     }
-
-    /// Checks the new weights on the cohort.
-    pub fn after_update(&self, kl: f64) -> Result<(), Breach> {
-        if kl.is_finite() && kl <= self.kl_max {
-            return Ok(());
-        }
-        Err(Breach::Kl { kl, limit: self.kl_max })
-    }
+    Err(Breach::Kl {
+        kl,
+        limit: limits.kl_max,
+    })
 }
 
 #[cfg(test)]
@@ -136,8 +90,8 @@ mod tests {
     #[test]
     fn a_small_step_passes() {
         let limits = Limits::default();
-        assert_eq!(limits.before_update(-0.3, 12.0), Ok(()));
-        assert_eq!(limits.after_update(0.004), Ok(()));
+        assert_eq!(before_update(&limits, -0.3, 12.0), Ok(()));
+        assert_eq!(after_update(&limits, 0.004), Ok(()));
     }
 
     #[test]
@@ -148,14 +102,14 @@ mod tests {
             k3,
             difference_max,
         };
-        let both = |mismatch: SampleMismatch| (limits.accepts(true, &mismatch), limits.accepts(false, &mismatch));
+        let both = |mismatch: SampleMismatch| (accepts(&limits, true, &mismatch), accepts(&limits, false, &mismatch));
         assert_eq!(both(of(0.0, 0.0)), (true, true));
         assert_eq!(both(of(1e-14, 1e-7)), (false, true));
         assert_eq!(both(of(0.049, 0.9)), (false, true), "no maximum judges another engine");
         assert_eq!(both(of(0.051, 0.4)), (false, false));
         assert_eq!(both(of(0.01, f64::INFINITY)), (false, false));
         assert_eq!(both(of(f64::NAN, f64::NAN)), (false, false));
-        assert!(!limits.is_gross(&of(1e-5, 5e-3)) && limits.is_gross(&of(0.051, 0.4)));
+        assert!(!is_gross(&limits, &of(1e-5, 5e-3)) && is_gross(&limits, &of(0.051, 0.4)));
     }
 
     #[test]
@@ -166,10 +120,10 @@ mod tests {
             ..Limits::default()
         };
         let code = |r: Result<(), Breach>| r.unwrap_err().code();
-        assert_eq!(code(limits.before_update(f64::NAN, 1.0)), "guard_loss");
-        assert_eq!(code(limits.before_update(0.0, f64::INFINITY)), "guard_gradient");
-        assert_eq!(code(limits.before_update(0.0, 10.5)), "guard_gradient");
-        assert_eq!(code(limits.after_update(0.11)), "guard_kl");
-        assert_eq!(code(limits.after_update(f64::NAN)), "guard_kl");
+        assert_eq!(code(before_update(&limits, f64::NAN, 1.0)), "guard_loss");
+        assert_eq!(code(before_update(&limits, 0.0, f64::INFINITY)), "guard_gradient");
+        assert_eq!(code(before_update(&limits, 0.0, 10.5)), "guard_gradient");
+        assert_eq!(code(after_update(&limits, 0.11)), "guard_kl");
+        assert_eq!(code(after_update(&limits, f64::NAN)), "guard_kl");
     }
 }

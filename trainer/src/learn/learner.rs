@@ -28,14 +28,11 @@ pub mod thread;
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
 use crate::learn::correction;
-use crate::learn::grammar::Grammars;
-use crate::learn::guards::{Breach, Limits};
-use crate::learn::loss::{Terms, Tokens};
+use crate::learn::guards::{self, Breach};
+use crate::learn::loss::{self, Terms, Tokens};
 use crate::learn::mismatch::{Mismatch, SampleMismatch};
 use crate::learn::optimizer::{self, AdamW};
-use crate::learn::sample::{ModelLimits, Sample};
 use crate::learn::score as sums;
-use crate::learn::settings::StepSettings;
 use accumulator::{Accumulator, KlBatch};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
@@ -44,6 +41,9 @@ use gradient::Gradients;
 use lora::Lora;
 use model::exact::{Arithmetic, ExactModel, Pass};
 use model::router::Routing;
+use runs::grammar::Grammars;
+use runs::sample::{ModelLimits, Sample};
+use runs::settings::{Limits, StepSettings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -320,7 +320,7 @@ impl Learner {
     ) -> anyhow::Result<Judgement> {
         let mut judgement = Judgement::default();
         let supervised = settings.loss.is_supervised();
-        let scaled = settings.aggregation.scaled(samples, advantages);
+        let scaled = loss::scaled(settings.aggregation, samples, advantages);
         let kept_bytes_max = |batch: &MicroBatch| batch.has_gradient().then_some(settings.activation_bytes_max);
         for batch in batch::pack(samples, &scaled, settings.micro_batch_tokens)? {
             if batch.targets.is_empty() {
@@ -332,7 +332,7 @@ impl Learner {
                 let accepted = match (supervised, batch.stale) {
                     (true, _) => true,                                    // nothing depends on the sampler's
                     (false, true) => mismatch.difference_max.is_finite(), // the loss corrects for older versions
-                    (false, false) => limits.accepts(!batch.remote, &mismatch),
+                    (false, false) => guards::accepts(limits, !batch.remote, &mismatch),
                 };
                 match accepted {
                     true => good.push(index),
@@ -374,7 +374,7 @@ impl Learner {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         let accumulated = std::mem::take(&mut self.accumulator);
-        let denominator = settings.aggregation.denominator(accumulated.counts());
+        let denominator = loss::denominator(settings.aggregation, accumulated.counts());
         let mut metrics = accumulated.metrics(denominator);
         let gradients = self.take_gradients(denominator)?;
         metrics.gradient_norm = optimizer::norm(&gradients);
@@ -406,7 +406,7 @@ impl Learner {
         settings: &StepSettings,
         limits: &Limits,
     ) -> anyhow::Result<Result<State, Breach>> {
-        let checked = limits.before_update(metrics.loss, metrics.gradient_norm);
+        let checked = guards::before_update(limits, metrics.loss, metrics.gradient_norm);
         if let Err(breach) = checked {
             return Ok(Err(breach));
         }
@@ -424,7 +424,7 @@ impl Learner {
             ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
         metrics.kl = mean_kl(&model, accumulated.kl_batches())?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
-        if let Err(breach) = limits.after_update(metrics.kl) {
+        if let Err(breach) = guards::after_update(limits, metrics.kl) {
             return Ok(Err(breach));
         }
         self.gradients
@@ -485,8 +485,8 @@ impl Learner {
             batch.behavior.clone_from(&recomputed); // no mismatch is measured, whoever sampled
         }
         // of older versions the two parts of π/μ cannot be told apart: the loss corrects for both
-        let corrected =
-            (!batch.stale && !supervised).then(|| settings.correction.factors(&batch.behavior, &recomputed));
+        let corrected = (!batch.stale && !supervised)
+            .then(|| correction::factors(settings.correction, &batch.behavior, &recomputed));
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);
         let logits = match backward {
@@ -522,13 +522,16 @@ impl Learner {
             }
             Tensor::from_slice(&masked)
         });
-        let Terms { per_token, clipped } = settings.loss.terms(&Tokens {
-            logp: &logp,
-            behavior: &sampled_from,
-            advantage: &advantage,
-            lengths: &lengths,
-            masked: masked.as_ref(),
-        });
+        let Terms { per_token, clipped } = loss::terms(
+            settings.loss,
+            &Tokens {
+                logp: &logp,
+                behavior: &sampled_from,
+                advantage: &advantage,
+                lengths: &lengths,
+                masked: masked.as_ref(),
+            },
+        );
         let per_token = match &corrected {
             Some(corrected) => per_token * Tensor::from_slice(&corrected.factors),
             None => per_token,

@@ -1,6 +1,6 @@
 //! Losses: the loss of one token, and how the tokens of a cohort are averaged.
 //!
-//! How to add one: CONTRIBUTING.md, "Add a loss".
+//! Names and constants are those of [`Loss`]. How to add one: CONTRIBUTING.md, "Add a loss".
 //!
 //! Symbols, all per trained token; logarithms are natural: `logp` = log π of the weights being trained, with
 //! gradient; `behavior` = log μ; `advantage` = A of the token's generation. sg(x) is x without gradient. log μ of the head's
@@ -10,92 +10,33 @@
 //! Log-ratios are clamped to ±20 before they are exponentiated.
 
 use crate::learn::batch::Counts;
-use crate::learn::sample::{Sample, Trajectory};
-use serde::{Deserialize, Serialize};
+use runs::sample::{Sample, Trajectory};
+use runs::settings::{Aggregation, Loss};
 use std::collections::BTreeMap;
-#[cfg(feature = "torch")]
 use tch::{Kind, Tensor};
 
-/// Which loss a run minimizes, with its constants.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Loss {
-    /// REINFORCE with a truncated importance weight. With `cap` 5 it is CISPO (MiniMax 2025).
-    ReinforceIs { cap: f64 },
-    /// PPO's clipped objective, with a dual clip if `dual` is given. A cohort gets one update, so π/μ is 1 for
-    /// what the head sampled, and only tokens of older versions are clipped.
-    PpoClip {
-        low: f64,
-        high: f64,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        dual: Option<f64>,
-    },
-    /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
-    /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
-    Gspo { low: f64, high: f64 },
-    /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The likelihood of the verdicts.
-    Verdicts { weight_max: f64 },
-    /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
-    /// log-probabilities are not used.
-    CrossEntropy,
-}
-
-impl Loss {
-    /// Refuses constants out of range.
-    pub fn check(&self) -> Result<(), &'static str> {
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        match *self {
-            Loss::ReinforceIs { cap } if !positive(cap) => Err("loss.cap must be finite and above 0"),
-            Loss::PpoClip { low, high, dual }
-                if !(positive(low) && positive(high) && dual.is_none_or(|dual| dual > 1.0)) =>
-            {
-                Err("loss.low and loss.high must be finite and above 0, and loss.dual above 1")
-            }
-            Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
-                Err("loss.low and loss.high must be finite and above 0")
-            }
-            Loss::Verdicts { weight_max } if !positive(weight_max) => Err("loss.weight_max must be finite and above 0"),
-            _ => Ok(()),
+/// The loss of each trained token, before aggregation.
+pub fn terms(loss: Loss, tokens: &Tokens<'_>) -> Terms {
+    let Tokens {
+        logp,
+        behavior,
+        advantage,
+        lengths,
+        masked,
+    } = *tokens;
+    match loss {
+        Loss::Gspo { low, high } => apart(masked, behavior, |old| gspo(logp, old, advantage, lengths, low, high)),
+        Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
+        Loss::PpoClip { low, high, dual } => {
+            apart(masked, behavior, |old| ppo_clip(logp, old, advantage, low, high, dual))
         }
-    }
-
-    /// Whether it needs no sampler's log-probabilities. Then they are not compared either, and nothing corrects
-    /// for older versions.
-    pub fn is_supervised(&self) -> bool {
-        matches!(self, Loss::CrossEntropy)
-    }
-
-    /// Whether it reads the policy's own probabilities, at temperature 1 and without filters, however an answer was
-    /// sampled. So it learns from greedy answers, too.
-    pub fn reads_own_probabilities(&self) -> bool {
-        matches!(self, Loss::Verdicts { .. })
-    }
-
-    /// The loss of each trained token, before aggregation.
-    #[cfg(feature = "torch")]
-    pub fn terms(&self, tokens: &Tokens<'_>) -> Terms {
-        let Tokens {
-            logp,
-            behavior,
-            advantage,
-            lengths,
-            masked,
-        } = *tokens;
-        match *self {
-            Loss::Gspo { low, high } => apart(masked, behavior, |old| gspo(logp, old, advantage, lengths, low, high)),
-            Loss::ReinforceIs { cap } => reinforce_is(logp, behavior, advantage, cap),
-            Loss::PpoClip { low, high, dual } => {
-                apart(masked, behavior, |old| ppo_clip(logp, old, advantage, low, high, dual))
-            }
-            Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, weight_max),
-            Loss::CrossEntropy => cross_entropy(logp, advantage),
-        }
+        Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, weight_max),
+        Loss::CrossEntropy => cross_entropy(logp, advantage),
     }
 }
 
 /// The trained tokens of a micro-batch. All tensors are f32 with one value per token. `lengths` says how many of
 /// them each generation has, one after another.
-#[cfg(feature = "torch")]
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
     pub logp: &'a Tensor,
@@ -107,53 +48,33 @@ pub struct Tokens<'a> {
     pub masked: Option<&'a Tensor>,
 }
 
-/// How the losses of a cohort's tokens are averaged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Aggregation {
-    /// Every token counts the same.
-    TokenMean,
-    /// Sum over the tokens of a trajectory, mean over trajectories. The gradient of −A Σ log π is
-    /// the policy gradient without a bias for length: a trajectory's sum is divided by neither its
-    /// tokens nor its turns, so a short session weighs no more for being short (Dr. GRPO, Liu et al.
-    /// 2025).
-    #[default]
-    SeqMeanTokenSum,
-    /// Mean over the tokens of a trajectory, mean over trajectories, as GRPO was published (Shao et al.
-    /// 2024). A token of a long trajectory counts less than one of a short one.
-    SeqMeanTokenMean,
+/// The number that the sum over all tokens is divided by. `counts` are the whole cohort's, not a
+/// micro-batch's.
+pub fn denominator(aggregation: Aggregation, counts: Counts) -> f64 {
+    match aggregation {
+        Aggregation::TokenMean => counts.tokens.max(1) as f64,
+        Aggregation::SeqMeanTokenSum | Aggregation::SeqMeanTokenMean => counts.trajectories.max(1) as f64,
+    }
 }
 
-impl Aggregation {
-    /// The number that the sum over all tokens is divided by. `counts` are the whole cohort's, not a
-    /// micro-batch's.
-    pub fn denominator(self, counts: Counts) -> f64 {
-        match self {
-            Aggregation::TokenMean => counts.tokens.max(1) as f64,
-            Aggregation::SeqMeanTokenSum | Aggregation::SeqMeanTokenMean => counts.trajectories.max(1) as f64,
-        }
+/// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss but
+/// `verdicts` is proportional to the advantage. `samples` has all turns of its trajectories; those that are rejected later
+/// have counted.
+pub fn scaled(aggregation: Aggregation, samples: &[Sample], advantages: &[f64]) -> Vec<f64> {
+    if aggregation != Aggregation::SeqMeanTokenMean {
+        return advantages.to_vec();
     }
-
-    /// The advantages, each divided by its trajectory's trained tokens if those are averaged. Every loss but
-    /// `verdicts` is proportional to the advantage. `samples` has all turns of its trajectories; those that are rejected later
-    /// have counted.
-    pub fn scaled(self, samples: &[Sample], advantages: &[f64]) -> Vec<f64> {
-        if self != Aggregation::SeqMeanTokenMean {
-            return advantages.to_vec();
-        }
-        let mut tokens: BTreeMap<Trajectory, usize> = BTreeMap::new();
-        for sample in samples {
-            *tokens.entry(sample.trajectory()).or_default() += sample.trained_tokens();
-        }
-        let of = |sample: &Sample| tokens.get(&sample.trajectory()).copied().unwrap_or(0).max(1) as f64;
-        let scaled = samples.iter().zip(advantages);
-        scaled.map(|(sample, advantage)| advantage / of(sample)).collect()
+    let mut tokens: BTreeMap<Trajectory, usize> = BTreeMap::new();
+    for sample in samples {
+        *tokens.entry(sample.trajectory()).or_default() += sample.trained_tokens();
     }
+    let of = |sample: &Sample| tokens.get(&sample.trajectory()).copied().unwrap_or(0).max(1) as f64;
+    let scaled = samples.iter().zip(advantages);
+    scaled.map(|(sample, advantage)| advantage / of(sample)).collect()
 }
 
 /// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0). The dual
 /// clip does not count.
-#[cfg(feature = "torch")]
 #[derive(Debug)]
 pub struct Terms {
     pub per_token: Tensor,
@@ -163,7 +84,6 @@ pub struct Terms {
 /// −sg(min(ρ, cap)) · A · log π with ρ = exp(log π − log μ).
 ///
 /// Williams 1992; truncated importance sampling as in verl's `compute_policy_loss_reinforce`.
-#[cfg(feature = "torch")]
 pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f64) -> Terms {
     let rho = ratio(&logp.detach(), behavior);
     Terms {
@@ -177,7 +97,6 @@ pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f
 /// Otherwise rejects of explored answers would lose their gradient and accepts keep theirs.
 ///
 /// The decoupled objective of Hilton et al. 2022 (arXiv 2110.00641).
-#[cfg(feature = "torch")]
 fn apart(masked: Option<&Tensor>, behavior: &Tensor, loss: impl Fn(&Tensor) -> Terms) -> Terms {
     match masked {
         None => loss(behavior),
@@ -195,7 +114,6 @@ fn apart(masked: Option<&Tensor>, behavior: &Tensor, loss: impl Fn(&Tensor) -> T
 /// min(L, −A · dual).
 ///
 /// Schulman et al. 2017; dual clip: Ye et al. 2020. As in verl's `compute_policy_loss_vanilla`.
-#[cfg(feature = "torch")]
 pub fn ppo_clip(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, low: f64, high: f64, dual: Option<f64>) -> Terms {
     let terms = clip(&ratio(logp, behavior), advantage, low, high);
     let Some(dual) = dual else { return terms };
@@ -215,7 +133,6 @@ pub fn ppo_clip(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, low: f64, 
 ///
 /// Zheng et al. 2025, as in verl's `compute_policy_loss_gspo`, which has no gradient where the mean is above 10. TRL has
 /// it as `importance_sampling_level="sequence"`, without a clamp.
-#[cfg(feature = "torch")]
 pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64], low: f64, high: f64) -> Terms {
     let constant = logp.detach();
     let of_generations = (&constant - behavior).split_with_sizes(lengths, 0);
@@ -235,7 +152,6 @@ pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64
 /// likelihood holds whoever sampled y and however it was chosen, so there is no importance weight: older versions' samples
 /// count in full. It is a proper score, so it makes p(y) the share of accepts. A rare text that is rejected says little, and
 /// moves little. Unlikelihood of whole texts: Welleck et al. 2020.
-#[cfg(feature = "torch")]
 fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], weight_max: f64) -> Terms {
     const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
     let of_generations = |per_token: &Tensor| {
@@ -255,7 +171,6 @@ fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], weight_max: f64)
 }
 
 /// max(−A r, −A clip(r, 1 − low, 1 + high)).
-#[cfg(feature = "torch")]
 fn clip(r: &Tensor, advantage: &Tensor, low: f64, high: f64) -> Terms {
     let unclipped = -(advantage * r);
     let clipped = -(advantage * r.clamp(1.0 - low, 1.0 + high));
@@ -266,7 +181,6 @@ fn clip(r: &Tensor, advantage: &Tensor, low: f64, high: f64) -> Terms {
 }
 
 /// −A · log π.
-#[cfg(feature = "torch")]
 pub fn cross_entropy(logp: &Tensor, advantage: &Tensor) -> Terms {
     Terms {
         per_token: -(advantage * logp),
@@ -274,27 +188,23 @@ pub fn cross_entropy(logp: &Tensor, advantage: &Tensor) -> Terms {
     }
 }
 
-#[cfg(feature = "torch")]
 fn ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     log_ratio(logp, reference).exp()
 }
 
-#[cfg(feature = "torch")]
 fn log_ratio(logp: &Tensor, reference: &Tensor) -> Tensor {
     clamped(&(logp - reference))
 }
 
-#[cfg(feature = "torch")]
 fn clamped(log_ratio: &Tensor) -> Tensor {
     const LOG_RATIO_MAX: f64 = 20.0;
     log_ratio.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
 }
 
-#[cfg(feature = "torch")]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::learn::sample::Turn;
+    use runs::sample::Turn;
     use uuid::Uuid;
 
     fn leaf(values: &[f64]) -> Tensor {
@@ -338,10 +248,10 @@ mod tests {
             sample(4, None, 0),
         ];
         let advantages = [1.0, 3.0, 6.0, 5.0];
-        let scaled = |aggregation: Aggregation| aggregation.scaled(&samples, &advantages);
-        assert_eq!(scaled(Aggregation::SeqMeanTokenMean), [0.25, 1.0, 2.0, 5.0]);
-        assert_eq!(scaled(Aggregation::SeqMeanTokenSum), advantages);
-        assert_eq!(scaled(Aggregation::TokenMean), advantages);
+        let of = |aggregation| scaled(aggregation, &samples, &advantages);
+        assert_eq!(of(Aggregation::SeqMeanTokenMean), [0.25, 1.0, 2.0, 5.0]);
+        assert_eq!(of(Aggregation::SeqMeanTokenSum), advantages);
+        assert_eq!(of(Aggregation::TokenMean), advantages);
     }
 
     #[test]
@@ -350,10 +260,10 @@ mod tests {
             trajectories: 2,
             tokens: 5,
         };
-        assert_eq!(Aggregation::TokenMean.denominator(counts), 5.0);
-        assert_eq!(Aggregation::SeqMeanTokenSum.denominator(counts), 2.0);
-        assert_eq!(Aggregation::SeqMeanTokenMean.denominator(counts), 2.0);
-        assert_eq!(Aggregation::TokenMean.denominator(Counts::default()), 1.0);
+        assert_eq!(denominator(Aggregation::TokenMean, counts), 5.0);
+        assert_eq!(denominator(Aggregation::SeqMeanTokenSum, counts), 2.0);
+        assert_eq!(denominator(Aggregation::SeqMeanTokenMean, counts), 2.0);
+        assert_eq!(denominator(Aggregation::TokenMean, Counts::default()), 1.0);
     }
 
     #[test]
@@ -405,13 +315,16 @@ mod tests {
         };
         for loss in [clip, Loss::Gspo { low: 0.2, high: 0.2 }] {
             let logp = logp.detach().set_requires_grad(true);
-            let terms = loss.terms(&Tokens {
-                logp: &logp,
-                behavior: &behavior,
-                advantage: &advantage,
-                lengths: &[1, 1, 1],
-                masked: Some(&masked),
-            });
+            let terms = terms(
+                loss,
+                &Tokens {
+                    logp: &logp,
+                    behavior: &behavior,
+                    advantage: &advantage,
+                    lengths: &[1, 1, 1],
+                    masked: Some(&masked),
+                },
+            );
             close(&terms.per_token, &[-0.4, 0.4, -0.4 * 1.2]);
             close(&terms.clipped, &[0.0, 0.0, 1.0]);
             terms.per_token.sum(Kind::Float).backward();

@@ -1,71 +1,14 @@
-//! AdamW over named fp32 tensors, and clipping by the global norm.
+//! AdamW (Loshchilov and Hutter 2019) over named fp32 tensors, and clipping by the global norm.
 //!
 //! Written here rather than taken from libtorch because its state belongs to the run state: moments
 //! and update count are saved and restored bit by bit. An update makes new tensors and leaves the
 //! old ones alone, so a step that is never committed can be forgotten.
 
-#[cfg(feature = "torch")]
 use autograd::Parameters;
-use serde::{Deserialize, Serialize};
-#[cfg(feature = "torch")]
+use runs::settings::OptimizerSettings;
 use tch::{Kind, Tensor};
 
-/// Constants of AdamW (Loshchilov and Hutter 2019).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimizerSettings {
-    /// Step size, default 3e-4.
-    pub learning_rate: f64,
-    /// Decay of the first moment, default 0.9.
-    pub beta1: f64,
-    /// Decay of the second moment, default 0.95.
-    pub beta2: f64,
-    /// Added to the root of the second moment, default 1e-8.
-    pub epsilon: f64,
-    /// Decoupled decay of matrices, default 0. Vectors such as norms do not decay.
-    pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm, default 1.
-    pub clip_norm: f64,
-}
-
-impl Default for OptimizerSettings {
-    fn default() -> Self {
-        OptimizerSettings {
-            learning_rate: 3e-4,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            clip_norm: 1.0,
-        }
-    }
-}
-
-impl OptimizerSettings {
-    /// Refuses constants that make no sense. The text begins with the field.
-    pub fn check(&self) -> Result<(), &'static str> {
-        let unit = |v: f64| (0.0..1.0).contains(&v);
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        let rules = [
-            (positive(self.learning_rate), "learning_rate must be above 0"),
-            (unit(self.beta1), "beta1 must be in [0, 1)"),
-            (unit(self.beta2), "beta2 must be in [0, 1)"),
-            (positive(self.epsilon), "epsilon must be above 0"),
-            (
-                self.weight_decay.is_finite() && self.weight_decay >= 0.0,
-                "weight_decay must not be negative",
-            ),
-            (positive(self.clip_norm), "clip_norm must be above 0"),
-        ];
-        match rules.iter().find(|(holds, _)| !holds) {
-            Some((_, why)) => Err(why),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Both moments of every parameter, and the number of updates.
-#[cfg(feature = "torch")]
 #[derive(Debug)]
 pub struct AdamW {
     pub step: i64,
@@ -73,7 +16,6 @@ pub struct AdamW {
     pub second: Parameters,
 }
 
-#[cfg(feature = "torch")]
 impl AdamW {
     /// Fresh moments: zeros in the shape of each parameter.
     pub fn new(parameters: &Parameters) -> Self {
@@ -127,7 +69,6 @@ impl AdamW {
 }
 
 /// Global L2 norm over all tensors, summed in f64.
-#[cfg(feature = "torch")]
 pub fn norm(gradients: &Parameters) -> f64 {
     gradients
         .values()
@@ -137,7 +78,6 @@ pub fn norm(gradients: &Parameters) -> f64 {
 }
 
 /// Scales gradients whose global norm is `norm` down to at most `norm_max`.
-#[cfg(feature = "torch")]
 pub fn clip(gradients: &mut Parameters, norm: f64, norm_max: f64) {
     if norm > norm_max {
         let scale = norm_max / norm;
@@ -148,7 +88,6 @@ pub fn clip(gradients: &mut Parameters, norm: f64, norm_max: f64) {
 }
 
 /// The first parameter with a value that is not finite.
-#[cfg(feature = "torch")]
 pub fn first_not_finite(parameters: &Parameters) -> Option<&str> {
     parameters
         .iter()
@@ -156,12 +95,10 @@ pub fn first_not_finite(parameters: &Parameters) -> Option<&str> {
         .map(|(name, _)| name.as_str())
 }
 
-#[cfg(feature = "torch")]
 fn all_finite(tensor: &Tensor) -> bool {
     tensor.isfinite().all().int64_value(&[]) == 1
 }
 
-#[cfg(feature = "torch")]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@
 //!
 //! They return the loss with its derivative by each log π. A step makes one update, so π is the head
 //! while a cohort is added up. A trajectory's gradient is therefore exactly ∂L/∂log π · ∇ Σ log π, and
-//! the learner adds it as [`Loss::CrossEntropy`](crate::learn::loss::Loss::CrossEntropy) with the
+//! the learner adds it as [`Loss::CrossEntropy`](runs::settings::Loss::CrossEntropy) with the
 //! advantage −∂L/∂log π: token by token and in micro-batches of any size.
 
 use serde::Serialize;

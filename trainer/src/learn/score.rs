@@ -1,9 +1,9 @@
 //! Log-probabilities of whole samples, with the forward pass that serves.
 
 use crate::learn::batch;
-use crate::learn::sample::Sample;
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
+use runs::sample::Sample;
 
 /// Tokens that go through the model together.
 pub const TOKENS_AT_ONCE: usize = 4096;

@@ -220,7 +220,7 @@ pub fn write(plan: &Plan, seeds: u64, took: Duration, outcomes: &[Outcome], summ
         "parameters": {
             "seeds": seeds, "users": plan.users, "warm_up_steps": plan.warm_up, "attack_steps": plan.steps,
             "cohort": COHORT, "honest_in_a_round": HONEST_IN_A_ROUND, "learning_rate": LEARNING_RATE,
-            "caps": trainer::select::caps::Caps::default(),
+            "caps": runs::select::caps::Caps::default(),
         },
         "summaries": summaries,
         "runs": outcomes,

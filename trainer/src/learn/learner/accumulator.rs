@@ -5,8 +5,9 @@ use super::{Metrics, at_targets, to_vec};
 use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::correction::{Corrected, Sums};
 use crate::learn::loss::Terms;
-use crate::learn::sample::{Sample, Trajectory};
-use crate::learn::{advantage, mismatch};
+use crate::learn::mismatch;
+use runs::advantage;
+use runs::sample::{Sample, Trajectory};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 

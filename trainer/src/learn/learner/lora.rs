@@ -7,11 +7,11 @@
 //! base version's bytes.
 
 use super::tensors::{tensor, to_data};
-use crate::publish::run_state;
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use autograd::Parameters;
 use model::lora::{Adapter, Config};
+use runs::publish::run_state;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -4,10 +4,10 @@ use super::lora::Lora;
 use super::tensors::{from_data, to_data};
 use super::{Learner, State};
 use crate::learn::optimizer::AdamW;
-use crate::publish::run_state::{RunState, StepRecord};
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
 use model::exact::Arithmetic;
+use runs::publish::run_state::{RunState, StepRecord};
 use std::sync::Arc;
 
 impl Learner {

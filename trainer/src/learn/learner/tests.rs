@@ -2,14 +2,13 @@
 //! the top.
 
 use super::*;
-use crate::learn::loss::Loss;
-use crate::learn::optimizer::OptimizerSettings;
-use crate::learn::sample::Behavior;
-use crate::publish::run_state::{RunState, StepRecord};
 use model::config::{Family, ModelConfig};
 use model::exact::{Compute, KvCache};
 use model::random_checkpoint;
 use model::sampling::{self, Params, PreviousTokens, Source};
+use runs::publish::run_state::{RunState, StepRecord};
+use runs::sample::Behavior;
+use runs::settings::{Loss, OptimizerSettings};
 use uuid::Uuid;
 
 mod engines;

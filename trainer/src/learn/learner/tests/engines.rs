@@ -1,7 +1,7 @@
 //! Samples of engines with other arithmetic: what is accepted, and what their corrections do.
 
 use super::*;
-use crate::learn::correction::Correction;
+use runs::settings::Correction;
 
 /// Settings that put each sample into a micro-batch of its own.
 fn corrected_by(correction: Correction) -> StepSettings {

@@ -1,12 +1,25 @@
 //! Samples that a grammar constrained, drawn as the engine draws them.
 
 use super::*;
-use crate::learn::grammar::tests::{END, constraint, matcher, with_tokenizer};
 use serde_json::{Value, json};
+use text::constraint::Matcher;
+use text::tokenizer::Tokenizer;
+use tokenizer::{END, constraint, with_tokenizer};
+
+#[path = "../../../../runs/src/grammar/tests/tokenizer.rs"]
+mod tokenizer;
 
 fn learner_with_tokenizer(seed: u64) -> Learner {
     let checkpoint = with_tokenizer(random_checkpoint(&tiny(), seed));
     Learner::from_checkpoint(Arc::new(checkpoint)).unwrap()
+}
+
+/// What an engine has after it has compiled the schema.
+fn matcher(checkpoint: &Checkpoint, schema: &Value) -> Matcher {
+    Tokenizer::from_checkpoint(checkpoint)
+        .unwrap()
+        .constrain(schema)
+        .unwrap()
 }
 
 fn schemas() -> [Value; 4] {
@@ -141,13 +154,16 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
         let advantage = Tensor::from_slice(&batch.advantage);
         let settings = StepSettings::default();
         let loss = |logp: &Tensor| {
-            let terms = settings.loss.terms(&Tokens {
-                logp,
-                behavior: &logp.detach(),
-                advantage: &advantage,
-                lengths: &[logp.size()[0]],
-                masked: None,
-            });
+            let terms = loss::terms(
+                settings.loss,
+                &Tokens {
+                    logp,
+                    behavior: &logp.detach(),
+                    advantage: &advantage,
+                    lengths: &[logp.size()[0]],
+                    masked: None,
+                },
+            );
             terms.per_token.sum(Kind::Float)
         };
         let masked = leaf();

@@ -1,0 +1,267 @@
+//! `[trainer.realtime.step]` and its bounds: names and constants of what a step computes. The
+//! formulas are in `trainer/src/learn`.
+
+use serde::{Deserialize, Serialize};
+
+/// One optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StepSettings {
+    /// Default: `reinforce_is` with its weight truncated at 2.
+    pub loss: Loss,
+    /// For tokens that an engine with other arithmetic sampled; default: `tis` with a cap of 2. It
+    /// changes nothing about tokens of our own engine.
+    pub correction: Correction,
+    /// Default: `seq-mean-token-sum`.
+    pub aggregation: Aggregation,
+    #[serde(rename = "optimiser")]
+    pub optimizer: OptimizerSettings,
+    /// Tokens that go through the model together; default 4096. Changes memory, not results.
+    pub micro_batch_tokens: usize,
+    /// What a forward pass may keep for its gradient besides each layer's input, in bytes; default
+    /// 1073741824 (1 GiB). What does not fit is computed again. Changes memory and speed, not results.
+    pub activation_bytes_max: u64,
+}
+
+impl Default for StepSettings {
+    fn default() -> Self {
+        StepSettings {
+            loss: Loss::ReinforceIs { cap: 2.0 },
+            correction: Correction::Tis { cap: 2.0 },
+            aggregation: Aggregation::default(),
+            optimizer: OptimizerSettings::default(),
+            micro_batch_tokens: 4096,
+            activation_bytes_max: 1 << 30,
+        }
+    }
+}
+
+impl StepSettings {
+    /// Refuses constants that make no sense. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        self.optimizer.check().map_err(|why| format!("optimiser.{why}"))?;
+        if self.micro_batch_tokens == 0 {
+            return Err("micro_batch_tokens must be above 0".into());
+        }
+        self.correction.check().map_err(str::to_owned)?;
+        self.loss.check().map_err(str::to_owned)
+    }
+}
+
+/// Which loss a run minimizes, with its constants.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Loss {
+    /// REINFORCE with a truncated importance weight. With `cap` 5 it is CISPO (MiniMax 2025).
+    ReinforceIs { cap: f64 },
+    /// PPO's clipped objective, with a dual clip if `dual` is given. A cohort gets one update, so π/μ is 1 for
+    /// what the head sampled, and only tokens of older versions are clipped.
+    PpoClip {
+        low: f64,
+        high: f64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dual: Option<f64>,
+    },
+    /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
+    /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
+    Gspo { low: f64, high: f64 },
+    /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The likelihood of the verdicts.
+    Verdicts { weight_max: f64 },
+    /// Cross-entropy with the advantage as its weight, for supervised runs. The sampler's
+    /// log-probabilities are not used.
+    CrossEntropy,
+}
+
+impl Loss {
+    /// Refuses constants out of range.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        match *self {
+            Loss::ReinforceIs { cap } if !positive(cap) => Err("loss.cap must be finite and above 0"),
+            Loss::PpoClip { low, high, dual }
+                if !(positive(low) && positive(high) && dual.is_none_or(|dual| dual > 1.0)) =>
+            {
+                Err("loss.low and loss.high must be finite and above 0, and loss.dual above 1")
+            }
+            Loss::Gspo { low, high } if !(positive(low) && positive(high)) => {
+                Err("loss.low and loss.high must be finite and above 0")
+            }
+            Loss::Verdicts { weight_max } if !positive(weight_max) => Err("loss.weight_max must be finite and above 0"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it needs no sampler's log-probabilities. Then they are not compared either, and nothing corrects
+    /// for older versions.
+    pub fn is_supervised(&self) -> bool {
+        matches!(self, Loss::CrossEntropy)
+    }
+
+    /// Whether it reads the policy's own probabilities, at temperature 1 and without filters, however an answer was
+    /// sampled. So it learns from greedy answers, too.
+    pub fn reads_own_probabilities(&self) -> bool {
+        matches!(self, Loss::Verdicts { .. })
+    }
+}
+
+/// How the losses of a cohort's tokens are averaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aggregation {
+    /// Every token counts the same.
+    TokenMean,
+    /// Sum over the tokens of a trajectory, mean over trajectories. The gradient of −A Σ log π is
+    /// the policy gradient without a bias for length: a trajectory's sum is divided by neither its
+    /// tokens nor its turns, so a short session weighs no more for being short (Dr. GRPO, Liu et al.
+    /// 2025).
+    #[default]
+    SeqMeanTokenSum,
+    /// Mean over the tokens of a trajectory, mean over trajectories, as GRPO was published (Shao et al.
+    /// 2024). A token of a long trajectory counts less than one of a short one.
+    SeqMeanTokenMean,
+}
+
+/// Which factor a token gets that an engine with other arithmetic sampled. w is its recomputed μ / its
+/// logged μ; `trainer/src/learn/correction.rs` has the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Correction {
+    /// 1.
+    None,
+    /// Truncated importance sampling: min(w, cap). Yao et al. 2025; verl's token-level `rollout_is`.
+    Tis { cap: f64 },
+}
+
+impl Correction {
+    /// Refuses constants that make no sense. The text begins with the field.
+    pub fn check(&self) -> Result<(), &'static str> {
+        match *self {
+            Correction::Tis { cap } if !(cap.is_finite() && cap >= 1.0) => {
+                Err("correction.cap must be finite and at least 1")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Constants of AdamW (Loshchilov and Hutter 2019).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimizerSettings {
+    /// Step size, default 3e-4.
+    pub learning_rate: f64,
+    /// Decay of the first moment, default 0.9.
+    pub beta1: f64,
+    /// Decay of the second moment, default 0.95.
+    pub beta2: f64,
+    /// Added to the root of the second moment, default 1e-8.
+    pub epsilon: f64,
+    /// Decoupled decay of matrices, default 0. Vectors such as norms do not decay.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this global norm, default 1.
+    pub clip_norm: f64,
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> Self {
+        OptimizerSettings {
+            learning_rate: 3e-4,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            clip_norm: 1.0,
+        }
+    }
+}
+
+impl OptimizerSettings {
+    /// Refuses constants that make no sense. The text begins with the field.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let unit = |v: f64| (0.0..1.0).contains(&v);
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        let rules = [
+            (positive(self.learning_rate), "learning_rate must be above 0"),
+            (unit(self.beta1), "beta1 must be in [0, 1)"),
+            (unit(self.beta2), "beta2 must be in [0, 1)"),
+            (positive(self.epsilon), "epsilon must be above 0"),
+            (
+                self.weight_decay.is_finite() && self.weight_decay >= 0.0,
+                "weight_decay must not be negative",
+            ),
+            (positive(self.clip_norm), "clip_norm must be above 0"),
+        ];
+        match rules.iter().find(|(holds, _)| !holds) {
+            Some((_, why)) => Err(why),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bounds of one optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Global gradient norm before clipping, in units of the loss; default 1000.
+    pub gradient_norm_max: f64,
+    /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the trained
+    /// tokens, or as many as fit in 256 MiB; default 0.5.
+    pub kl_max: f64,
+    /// Largest |logged − recomputed| log-probability of the trained tokens of a sample of our own
+    /// engine, nats; default 0: exact. A sample beyond it is quarantined.
+    pub difference_max: f64,
+    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A token
+    /// counts with at most 0.2, so almost a quarter of the tokens may be off by any amount, and at 0.2 or
+    /// more nothing is quarantined. A sample beyond it is not from the version that it names. If those of
+    /// most users are, on every replica and whatever the engine, the run pauses.
+    pub k3_max: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            gradient_norm_max: 1000.0,
+            kl_max: 0.5,
+            difference_max: 0.0,
+            k3_max: 0.05,
+        }
+    }
+}
+
+impl Limits {
+    /// Refuses limits that are not finite or not above 0. The text begins with the field.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("gradient_norm_max", self.gradient_norm_max),
+            ("kl_max", self.kl_max),
+            ("k3_max", self.k3_max),
+        ];
+        if let Some((name, limit)) = limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
+            return Err(format!("{name} is {limit}; it must be finite and above 0"));
+        }
+        let exact = self.difference_max;
+        if !exact.is_finite() || exact < 0.0 {
+            return Err(format!("difference_max is {exact}; it must be finite and not below 0"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_correction_is_read_by_its_name_and_checked() {
+        let read = |json: &str| serde_json::from_str::<Correction>(json);
+        assert_eq!(read(r#"{"name": "none"}"#).unwrap(), Correction::None);
+        let tis = read(r#"{"name": "tis", "cap": 2}"#).unwrap();
+        assert_eq!(tis, Correction::Tis { cap: 2.0 });
+        assert_eq!(tis.check(), Ok(()));
+        assert!(read(r#"{"name": "tis", "caps": 2}"#).is_err());
+        for cap in [0.5, f64::NAN, f64::INFINITY] {
+            let error = Correction::Tis { cap }.check().unwrap_err();
+            assert!(error.starts_with("correction."), "{cap}");
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! DPO and KTO runs: the trajectories of a dataset, compared by their rewards.
+//!
+//! A step has two forward passes with the weights that serve: of the head, and of the run's base version,
+//! which is the reference. The latter is computed once per generation while the run executes. From their
+//! sums come the loss and its derivative by each trajectory ([`crate::learn::preference`]), and the
+//! learner adds the trajectory's gradient times that derivative. What the sampler logged decides nothing.
+//! Over 500 lines, because the execution is read from top to bottom.
+//!
+//! KTO's reference point z₀ is measured on answers with other prompts: the first prompt of each
+//! trajectory of the batch, with what the next one says after its own first prompt.
+//!
+//! A trajectory with a turn that may not be used is left out as a whole, with its partner. Every step
+//! notes how many, and a DPO run has an event about what is in no pair.
+
+use super::order::{self, Order, POSITION, Position, Unit};
+use super::pairs::{Candidate, Candidates, Pair, Unpaired};
+use super::training::{self, Batch, supervised};
+use super::{
+    Configuration, Failed, SIZED_AT_ONCE, configuration, dataset_of, generations_of, pages_of, read_samples,
+    reason_to_wait, waits,
+};
+use crate::computing::Computing;
+use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::learn::learner::thread::Handle;
+use crate::learn::preference::{self, LogProbs};
+use crate::learn::score;
+use crate::trainer::Trainer;
+use anyhow::Context;
+use model::exact::ExactModel;
+use runs::api::preference::{Dpo, Kto, PairBy, step_settings};
+use runs::claim;
+use runs::dataset::{self, Member, Reference};
+use runs::sample::Sample;
+use runs::select::Answers;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// What the two kinds do differently.
+pub(super) trait Objective: DeserializeOwned {
+    /// What has a loss of its own.
+    type Unit: Unit + Send + Sync;
+
+    fn common(&self) -> Common<'_>;
+
+    /// What there is to train on. `None`: the run has been paused or cancelled meanwhile.
+    async fn units(
+        &self,
+        run: &Training<'_>,
+        members: Vec<Member>,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Option<Vec<Self::Unit>>>;
+
+    fn members(unit: &Self::Unit) -> Vec<&Member>;
+
+    /// Samples of which z₀ is the mean, each with the trajectory's index.
+    fn mismatched(trajectories: &[Vec<Sample>], context: usize) -> Vec<(usize, Sample)>;
+
+    /// The mean loss over the units, and for each trajectory what its gradient is weighed with. The
+    /// learner divides by the number of trajectories.
+    fn judge(&self, trajectories: &[Scored], mismatched: &[LogProbs]) -> Judged;
+}
+
+/// The part of a configuration that both kinds have.
+pub(super) struct Common<'a> {
+    dataset: &'a Reference,
+    steps: i64,
+    batch_size: usize,
+    learning_rate: f64,
+    seed: u64,
+    lora: Option<&'a model::lora::Config>,
+}
+
+/// A trajectory with its log-probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Scored {
+    log_probs: LogProbs,
+    reward: f64,
+}
+
+/// What a batch's loss is.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Judged {
+    loss: f64,
+    /// −∂(sum of losses)/∂log π of each trajectory, times the trajectories of a unit.
+    advantages: Vec<f64>,
+    /// For the step's notes.
+    metrics: Value,
+}
+
+/// A run while it executes.
+pub(super) struct Training<'a> {
+    trainer: &'a Trainer,
+    executor: Executor<'a>,
+    reference: Referee,
+}
+
+/// The base version, and what it gave so far.
+struct Referee {
+    model: Arc<ExactModel>,
+    computing: Computing,
+    known: HashMap<Uuid, f64>,
+}
+
+pub(super) async fn execute<O: Objective>(
+    trainer: &Trainer,
+    learner: &Handle,
+    id: Uuid,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let Configuration {
+        config,
+        schedule,
+        base_version,
+    } = configuration::<O>(&trainer.pool, id).await?;
+    if waits(trainer, id, &schedule).await? {
+        return Ok(());
+    }
+    let common = config.common();
+    let adapter = common.lora.cloned().map(|lora| AdapterSetup {
+        config: lora,
+        seed: common.seed,
+    });
+    let Some(executor) = training::open(trainer, learner, id, base_version, adapter).await? else {
+        return Ok(());
+    };
+    let reference = Referee::load(trainer, base_version.unwrap_or(executor.head)).await?;
+    let mut run = Training {
+        trainer,
+        executor,
+        reference,
+    };
+    let dataset = dataset_of(trainer, common.dataset).await?;
+    let mut connection = trainer.pool.acquire().await?;
+    let members = dataset::available(&mut connection, &dataset, None).await?;
+    drop(connection);
+    let Some(units) = config.units(&run, members, shutdown).await? else {
+        return Ok(());
+    };
+    if units.is_empty() {
+        let reason = format!(
+            "dataset {} has nothing to compare; the events of this run say why",
+            common.dataset
+        );
+        return Err(Failed(reason).into());
+    }
+    let mut order = Order::new(units, common.seed);
+    let mut position = order::position(&run.executor).await?;
+    let mut without_step = 0;
+    while run.executor.steps_done < common.steps {
+        if shutdown.is_cancelled() || training::is_stopped(&run.executor).await? {
+            return Ok(());
+        }
+        if let Some(reason) = reason_to_wait(trainer, id, &schedule).await? {
+            return Ok(run.executor.claim.give_way(&trainer.pool, &reason).await?);
+        }
+        if without_step > order.len() {
+            let reason = format!(
+                "no batch of dataset {} made a step; the events of this run say why",
+                common.dataset
+            );
+            return Err(Failed(reason).into());
+        }
+        let units = order.take(&mut position, common.batch_size);
+        match run.step(&config, &units, position, shutdown).await? {
+            None => return Ok(()),
+            Some(StepOutcome::Published) => without_step = 0,
+            Some(StepOutcome::Paused) => return Ok(()),
+            Some(StepOutcome::Refused | StepOutcome::Empty) => without_step += 1,
+        }
+    }
+    let executor = &run.executor;
+    let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
+    executor.release("succeeded", &done).await
+}
+
+impl Training<'_> {
+    /// One step on these units. `None`: the run has been paused or cancelled meanwhile.
+    async fn step<O: Objective>(
+        &mut self,
+        config: &O,
+        units: &[O::Unit],
+        position: Position,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Option<StepOutcome>> {
+        let common = config.common();
+        let members: Vec<Member> = units.iter().flat_map(O::members).cloned().collect();
+        let mut read = Batch::new(&members);
+        let mut by_id: HashMap<Uuid, Sample> = HashMap::new();
+        for slice in generations_of(&members) {
+            for page in pages_of(self.trainer, &slice).await? {
+                let (claim, limits) = (self.executor.claim, self.executor.model_limits.clone());
+                let Some(page) = read_samples(self.trainer, &claim, &page, &limits, Answers::Sampled, shutdown).await?
+                else {
+                    return Ok(None);
+                };
+                let samples = read.add(page).into_iter();
+                by_id.extend(samples.map(|sample| (sample.generation, sample)));
+            }
+        }
+        let whole = |member: &&Member| member.generations.iter().all(|id| by_id.contains_key(id));
+        let kept = units.iter().map(O::members).filter(|unit| unit.iter().all(whole));
+        let trajectories: Vec<Vec<Sample>> = kept
+            .flatten()
+            .map(|member| {
+                member
+                    .generations
+                    .iter()
+                    .filter_map(|id| by_id.get(id).cloned())
+                    .collect()
+            })
+            .collect();
+        let incomplete = members.len() - trajectories.len();
+        let left_out = json!({"refused": read.refused, "missing": read.missing, "incomplete": incomplete});
+        if trajectories.is_empty() {
+            let message = format!(
+                "a batch of pass {} has nothing to train on: {left_out}",
+                position.pass + 1
+            );
+            self.executor.append_event("warn", &message).await?;
+            return Ok(Some(StepOutcome::Empty));
+        }
+        let judged = self.judge(config, &trajectories).await?;
+        let (settings, limits) = (step_settings(common.learning_rate), self.trainer.options.offline.guards);
+        let turns = trajectories.iter().zip(&judged.advantages);
+        let advantages = turns.flat_map(|(turns, advantage)| turns.iter().map(|_| *advantage));
+        let advantages: Vec<f64> = advantages.collect();
+        let samples: Vec<Sample> = trajectories.into_iter().flatten().collect();
+        self.executor.accumulate(samples, advantages, settings, limits).await?;
+        let mut notes = left_out;
+        notes["dataset"] = json!(common.dataset);
+        notes["pass"] = json!(position.pass + 1);
+        notes[POSITION] = json!(position);
+        notes["preference"] = judged.metrics;
+        let inputs = StepInputs {
+            settings,
+            limits,
+            baselines: BTreeMap::new(),
+            random: 0,
+            notes,
+        };
+        self.executor.step_with_loss(inputs, Some(judged.loss)).await.map(Some)
+    }
+
+    async fn judge<O: Objective>(&mut self, config: &O, trajectories: &[Vec<Sample>]) -> anyhow::Result<Judged> {
+        let context = usize::try_from(self.executor.model_limits.context).unwrap_or(usize::MAX);
+        let samples: Vec<Sample> = trajectories.iter().flatten().cloned().collect();
+        let policy = self.of_head(samples.clone()).await?;
+        let reference = self.reference.of(samples).await?;
+        let mut sums = policy.into_iter().zip(reference);
+        let scored: Vec<Scored> = trajectories
+            .iter()
+            .map(|turns| {
+                let mut scored = Scored::default();
+                for (turn, (policy, reference)) in turns.iter().zip(&mut sums) {
+                    scored.log_probs.add(LogProbs { policy, reference });
+                    scored.reward = turn.reward;
+                }
+                scored
+            })
+            .collect();
+        let (of, samples): (Vec<usize>, Vec<Sample>) = O::mismatched(trajectories, context).into_iter().unzip();
+        let policy = self.of_head(samples.clone()).await?;
+        let reference = self.reference.compute(samples).await?;
+        let mut mismatched: BTreeMap<usize, LogProbs> = BTreeMap::new();
+        for (trajectory, (policy, reference)) in of.into_iter().zip(policy.into_iter().zip(reference)) {
+            let sum = mismatched.entry(trajectory).or_default();
+            sum.add(LogProbs { policy, reference });
+        }
+        let mismatched: Vec<LogProbs> = mismatched.into_values().collect();
+        Ok(config.judge(&scored, &mismatched))
+    }
+
+    /// Σ log π of samples by the head.
+    async fn of_head(&self, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
+        let learner = self.executor.learner;
+        learner.with(move |learner| learner.log_probs(&samples)).await
+    }
+}
+
+impl Referee {
+    async fn load(trainer: &Trainer, version: i64) -> anyhow::Result<Self> {
+        let checkpoint = trainer.publisher.load(version).await.context("load the base version")?;
+        let arithmetic = trainer.arithmetic.clone();
+        let build = move || ExactModel::with_arithmetic(&checkpoint, &arithmetic);
+        let computing = trainer.computing.clone();
+        let model = computing
+            .on_blocking_thread(build)
+            .await?
+            .context("build the model of the base version")?;
+        Ok(Referee {
+            model: Arc::new(model),
+            computing,
+            known: HashMap::new(),
+        })
+    }
+
+    /// Σ log π_ref of generations, each computed once.
+    async fn of(&mut self, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
+        let ids: Vec<Uuid> = samples.iter().map(|sample| sample.generation).collect();
+        let new: Vec<Sample> = samples
+            .into_iter()
+            .filter(|sample| !self.known.contains_key(&sample.generation))
+            .collect();
+        let of: Vec<Uuid> = new.iter().map(|sample| sample.generation).collect();
+        self.known.extend(of.into_iter().zip(self.compute(new).await?));
+        Ok(ids.iter().filter_map(|id| self.known.get(id).copied()).collect())
+    }
+
+    /// Σ log π_ref of samples that are no generations.
+    async fn compute(&self, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
+        let model = Arc::clone(&self.model);
+        let work = move || score::log_probs(&model, &samples, score::TOKENS_AT_ONCE);
+        self.computing.on_blocking_thread(work).await?
+    }
+}
+
+impl Objective for Dpo {
+    type Unit = Pair;
+
+    fn common(&self) -> Common<'_> {
+        Common {
+            dataset: &self.dataset,
+            steps: self.steps,
+            batch_size: self.batch_size as usize,
+            learning_rate: self.learning_rate,
+            seed: self.seed,
+            lora: self.lora.as_ref(),
+        }
+    }
+
+    /// Reads the first turn of every trajectory to pair them.
+    async fn units(
+        &self,
+        run: &Training<'_>,
+        members: Vec<Member>,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Option<Vec<Pair>>> {
+        let (trajectories, claim) = (members.len(), run.executor.claim);
+        let first = |member: Member| member.generations.first().copied().map(|id| (id, member));
+        let mut by_first: HashMap<Uuid, Member> = members.into_iter().filter_map(first).collect();
+        let mut ids: Vec<Uuid> = by_first.keys().copied().collect();
+        ids.sort_unstable();
+        let mut candidates = Candidates::default();
+        for slice in ids.chunks(SIZED_AT_ONCE) {
+            for page in pages_of(run.trainer, slice).await? {
+                let limits = &run.executor.model_limits;
+                let Some(read) = read_samples(run.trainer, &claim, &page, limits, Answers::Sampled, shutdown).await?
+                else {
+                    return Ok(None);
+                };
+                for (code, ids) in read.refused {
+                    *candidates.unpaired.refused.entry(code).or_default() += ids.len();
+                }
+                candidates.unpaired.missing += read.missing;
+                for sample in read.samples {
+                    let Some(member) = by_first.remove(&sample.generation) else {
+                        continue;
+                    };
+                    match key(self.pair_by, &sample) {
+                        Some(key) => {
+                            let candidate = Candidate {
+                                reward: sample.reward,
+                                member,
+                                tokens: sample.tokens,
+                            };
+                            candidates.add(key, candidate);
+                        }
+                        None => candidates.unpaired.no_group += 1,
+                    }
+                }
+            }
+        }
+        let (pairs, unpaired) = candidates.pair(self.margin);
+        note_pairs(run, trajectories, pairs.len(), &unpaired).await?;
+        Ok(Some(pairs))
+    }
+
+    fn members(pair: &Pair) -> Vec<&Member> {
+        vec![&pair.chosen, &pair.rejected]
+    }
+
+    fn mismatched(_: &[Vec<Sample>], _: usize) -> Vec<(usize, Sample)> {
+        vec![]
+    }
+
+    fn judge(&self, trajectories: &[Scored], _: &[LogProbs]) -> Judged {
+        let (mut loss, mut margin, mut right) = (0.0, 0.0, 0.0);
+        let mut rewards = [0.0; 2];
+        let mut advantages = Vec::with_capacity(trajectories.len());
+        let pairs = trajectories.as_chunks::<2>().0;
+        for [chosen, rejected] in pairs {
+            let pair = preference::dpo(chosen.log_probs, rejected.log_probs, self.beta);
+            let gained = [chosen, rejected].map(|one| self.beta * one.log_probs.log_ratio());
+            loss += pair.loss;
+            margin += gained[0] - gained[1];
+            right += f64::from(u8::from(gained[0] > gained[1]));
+            rewards = [rewards[0] + gained[0], rewards[1] + gained[1]];
+            advantages.extend(pair.gradient.map(|gradient| -2.0 * gradient));
+        }
+        let mean = |sum: f64| sum / pairs.len().max(1) as f64;
+        let metrics = json!({
+            "pairs": pairs.len(),
+            "accuracy": mean(right),
+            "margin": mean(margin),
+            "chosen": mean(rewards[0]),
+            "rejected": mean(rewards[1]),
+        });
+        Judged {
+            loss: mean(loss),
+            advantages,
+            metrics,
+        }
+    }
+}
+
+/// What a trajectory has in common with its partner. `None`: it was not sampled in a group.
+fn key(by: PairBy, first: &Sample) -> Option<Vec<u8>> {
+    match by {
+        PairBy::Prompt => {
+            let mut hasher = blake3::Hasher::new();
+            for id in &first.prompt {
+                hasher.update(&id.to_le_bytes());
+            }
+            Some(hasher.finalize().as_bytes().to_vec())
+        }
+        PairBy::Group => first.group.as_ref().map(|group| group.clone().into_bytes()),
+    }
+}
+
+async fn note_pairs(run: &Training<'_>, trajectories: usize, pairs: usize, unpaired: &Unpaired) -> anyhow::Result<()> {
+    let data = json!({"trajectories": trajectories, "pairs": pairs, "unpaired": unpaired});
+    let message = format!(
+        "{pairs} pairs of {trajectories} trajectories; in no pair: {}",
+        data["unpaired"]
+    );
+    let mut connection = run.trainer.pool.acquire().await?;
+    claim::append_event(&mut connection, run.executor.claim.run, "info", &message, &data).await?;
+    Ok(())
+}
+
+impl Objective for Kto {
+    type Unit = Member;
+
+    fn common(&self) -> Common<'_> {
+        Common {
+            dataset: &self.dataset,
+            steps: self.steps.unwrap_or(1),
+            batch_size: self.batch_size as usize,
+            learning_rate: self.learning_rate,
+            seed: self.seed,
+            lora: self.lora.as_ref(),
+        }
+    }
+
+    async fn units(
+        &self,
+        _: &Training<'_>,
+        members: Vec<Member>,
+        _: &CancellationToken,
+    ) -> anyhow::Result<Option<Vec<Member>>> {
+        Ok(Some(members))
+    }
+
+    fn members(member: &Member) -> Vec<&Member> {
+        vec![member]
+    }
+
+    fn mismatched(trajectories: &[Vec<Sample>], context: usize) -> Vec<(usize, Sample)> {
+        let count = trajectories.len();
+        let with_next = (0..count).map(|at| (at, &trajectories[at], &trajectories[(at + 1) % count]));
+        let other = with_next.filter(|_| count > 1).filter_map(|(at, turns, next)| {
+            let prompt = &turns.first()?.prompt;
+            let own = &next.first()?.prompt;
+            let moved = |turn: &Sample| {
+                let after = turn.prompt.strip_prefix(own.as_slice())?;
+                let prompt = [prompt.as_slice(), after].concat();
+                let moved = supervised(Sample { prompt, ..turn.clone() });
+                (moved.input_len() <= context).then_some((at, moved))
+            };
+            next.iter().map(moved).collect::<Option<Vec<_>>>()
+        });
+        other.flatten().collect()
+    }
+
+    fn judge(&self, trajectories: &[Scored], mismatched: &[LogProbs]) -> Judged {
+        let reference_point = preference::kto_reference_point(mismatched);
+        let (mut loss, mut desirable) = (0.0, 0);
+        let mut rewards = [0.0; 2];
+        let mut advantages = Vec::with_capacity(trajectories.len());
+        for one in trajectories {
+            let good = one.reward >= self.threshold;
+            let weight = if good {
+                self.desirable_weight
+            } else {
+                self.undesirable_weight
+            };
+            let single = preference::kto(one.log_probs, good, reference_point, self.beta, weight);
+            loss += single.loss;
+            desirable += usize::from(good);
+            rewards[usize::from(!good)] += self.beta * one.log_probs.log_ratio();
+            advantages.push(-single.gradient);
+        }
+        let undesirable = trajectories.len() - desirable;
+        let metrics = json!({
+            "desirable": desirable,
+            "undesirable": undesirable,
+            "reference_point": reference_point,
+            "mismatched": mismatched.len(),
+            "chosen": rewards[0] / desirable.max(1) as f64,
+            "rejected": rewards[1] / undesirable.max(1) as f64,
+        });
+        Judged {
+            loss: loss / trajectories.len().max(1) as f64,
+            advantages,
+            metrics,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
