@@ -7,9 +7,7 @@ use crate::advantage::{BaselineKind, Credit};
 use crate::grader;
 use crate::judge;
 use crate::select::caps::Caps;
-use crate::settings::Limits;
-use crate::settings::StepSettings;
-use crate::settings::{Aggregation, Loss};
+use crate::settings::{Aggregation, Limits, StepSettings};
 use anyhow::{anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -256,7 +254,7 @@ impl Options {
         );
         let Realtime { baseline, step, .. } = &self.realtime;
         ensure!(
-            !matches!(step.loss, Loss::Verdicts { .. })
+            step.loss.is_proportional()
                 || *baseline == BaselineKind::Zero && step.aggregation != Aggregation::SeqMeanTokenMean,
             "trainer.realtime.step.loss: `verdicts` takes a reward above 0 for an accept and one below 0 for a reject, so it \
              needs trainer.realtime.baseline = \"zero\"; and it sums over a text, so step.aggregation must not be \

@@ -97,6 +97,11 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
+    /// Whether it is proportional to the advantage, as GRPO and `seq-mean-token-mean` need it.
+    pub fn is_proportional(&self) -> bool {
+        !matches!(self, Loss::Verdicts { .. })
+    }
+
     /// Whether it reads the policy's own probabilities, at temperature 1 and without filters, however an answer was
     /// sampled. So it learns from greedy answers, too.
     pub fn reads_own_probabilities(&self) -> bool {

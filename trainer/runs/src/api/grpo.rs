@@ -2,9 +2,7 @@
 
 use crate::advantage::{self, GroupAdvantage};
 use crate::grader::Grader;
-use crate::settings::OptimizerSettings;
-use crate::settings::StepSettings;
-use crate::settings::{Aggregation, Loss};
+use crate::settings::{Aggregation, Loss, OptimizerSettings, StepSettings};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -180,11 +178,11 @@ impl Config {
             ),
             (
                 !self.loss.is_supervised(),
-                "loss.name must be reinforce_is, ppo_clip or gspo: cross_entropy is for supervised runs",
+                "loss.name: cross_entropy is for supervised runs",
             ),
             (
-                !matches!(self.loss, Loss::Verdicts { .. }),
-                "loss.name must be reinforce_is, ppo_clip or gspo: verdicts is for accepts and rejects of users",
+                self.loss.is_proportional(),
+                "loss.name: verdicts is for accepts and rejects of users",
             ),
             (
                 (1..=256).contains(&self.tasks_per_step),
