@@ -1,8 +1,8 @@
 //! How a policy improves: one step from rewards to new weights, and what drives the steps. Needs
 //! libtorch.
 //!
-//! Which runs there are, what they select and how they publish is in the crate `runs`, beside this
-//! one. It needs no libtorch, and so do all who ask for a run or show it.
+//! The crate `runs` (`trainer/runs`) has all that needs no libtorch: the API, schedules, selection,
+//! advantages, grading, publication.
 //!
 //! - `process.rs` is `springtide train`. It executes the realtime run (`realtime.rs`) and queued
 //!   offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. `trainer.rs` has what they

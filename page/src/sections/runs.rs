@@ -1,4 +1,4 @@
-//! `/runs`: the latest runs. Each has a page of its own (`/runs/{id}`, of the crate `trainer`).
+//! `/runs`: the latest runs. Each has a page of its own (`/runs/{id}`, of the crate `runs`).
 
 use axum::extract::State;
 use edge::Problem;

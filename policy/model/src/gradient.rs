@@ -5,7 +5,8 @@
 //! threads. Sums over rows continue from pass to pass, so cutting sequences into passes changes
 //! nothing but the sums of norms and biases, which are added by blocks of [`BLOCK`] rows.
 //!
-//! It does not compute experts, latent attention, or bf16 products; the crate `autograd` does. Its tests are there, beside those of libtorch.
+//! It does not compute experts, latent attention, or bf16 products; the crate `autograd` does, and has
+//! the tests that compare both.
 
 mod layer;
 mod workspace;

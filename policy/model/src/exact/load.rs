@@ -12,8 +12,9 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use std::collections::BTreeSet;
 
-/// The name of the embedding, and of the output projection.
+/// The name of the embedding.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The name of the output projection.
 pub const HEAD: &str = "lm_head.weight";
 
 /// The configuration in a checkpoint's `config.json`.
