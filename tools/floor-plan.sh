@@ -28,7 +28,7 @@ forbid world  ""    $libtorch rdkafka event-log ingest $policy $training serving
 forbid event-log "" $libtorch ingest $policy $training serving release demo world
 forbid ingest ""    $libtorch $policy $training serving release demo world
 # it shows what the others have written
-forbid page   ""    $libtorch rdkafka event-log ingest $policy $training serving release evidence demo world
+forbid control""    $libtorch rdkafka event-log ingest $policy $training serving release evidence demo world
 for crate in $policy; do
   forbid "$crate" "" $libtorch sqlx axum rdkafka edge event-log ingest $training serving release demo world
 done
@@ -65,7 +65,7 @@ tables=$(sed -nE 's/^create table ([a-z_]+).*/\1/p' migrations/*.sql | grep -v '
 for table in $tables; do
   [ "$(writer "$table")" != nobody ] || fail "tools/floor-plan.sh names no writer for the table $table"
 done
-places="edge ingest/log ingest policy trainer/runs trainer serving/release serving page report demo world python src"
+places="edge ingest/log ingest policy trainer/runs trainer serving/release serving control report demo world python src"
 for place in $places; do
   # a crate in another crate's folder is a place of its own
   inner=()

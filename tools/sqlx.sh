@@ -12,7 +12,7 @@ done
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 # Makes cargo expand all macros again.
-touch edge/src/lib.rs ingest/src/lib.rs trainer/runs/src/lib.rs trainer/src/lib.rs serving/src/lib.rs serving/release/src/lib.rs page/src/lib.rs demo/src/lib.rs src/main.rs tests/fixture/src/lib.rs tests/{log,learning,serving,operations}/main.rs
+touch edge/src/lib.rs ingest/src/lib.rs trainer/runs/src/lib.rs trainer/src/lib.rs serving/src/lib.rs serving/release/src/lib.rs control/src/lib.rs demo/src/lib.rs src/main.rs tests/fixture/src/lib.rs tests/{log,learning,serving,operations}/main.rs
 SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$fresh DATABASE_URL=$SPRINGTIDE_TEST_POSTGRES cargo check --locked --workspace --all-targets
 mkdir -p .sqlx
 find .sqlx -name 'query-*.json' -delete

@@ -59,7 +59,7 @@ impl Args {
             config.keys_dir(),
         ));
         let dead_letters = Arc::new(control_api::DeadLetters::new(role.pool.clone(), kafka, producer));
-        let site = page::Site::new(
+        let site = control::Site::new(
             role.pool.clone(),
             policy,
             auth.clone(),
@@ -77,7 +77,7 @@ impl Args {
             harness_urls: config.harness_urls(),
         };
         let routes = control_api::routes(&role.pool, parts);
-        let router = page::for_browsers(routes.protected_by(&auth, "Springtide control"))
+        let router = control::for_browsers(routes.protected_by(&auth, "Springtide control"))
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());
         tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)

@@ -20,7 +20,7 @@ use edge::turns::Turns;
 use event_log::{ClientOptions, DlqPosition, DlqReader, Position, Producer};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use page::dead_letters::{Asked, Listed};
+use control::dead_letters::{Asked, Listed};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgPool;
@@ -245,7 +245,7 @@ impl DeadLetters {
     }
 }
 
-impl page::dead_letters::DeadLetters for DeadLetters {
+impl control::dead_letters::DeadLetters for DeadLetters {
     fn list<'a>(&'a self, asked: &'a Asked) -> BoxFuture<'a, Result<Listed, Problem>> {
         self.newest(asked).boxed()
     }

@@ -57,7 +57,7 @@ pub async fn ledger(
 ) -> Result<Json<Ledger>, Problem> {
     let tenant = super::visible_tenant(&principal, filter.tenant.as_deref())?;
     let ledger = read(&pool, &filter, tenant).await;
-    ledger.map(Json).map_err(page::unavailable)
+    ledger.map(Json).map_err(control::unavailable)
 }
 
 /// `tenant`: only what it logged.

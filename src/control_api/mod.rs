@@ -48,7 +48,7 @@ const REASON_CHARS_MAX: usize = 500;
 
 /// What the routes answer from, besides the tables.
 pub struct Parts {
-    pub site: page::Site,
+    pub site: control::Site,
     pub releases: ReleaseService,
     pub texts: Arc<Texts>,
     pub dead_letters: Arc<DeadLetters>,
@@ -113,9 +113,9 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))
-        .merge(page::routes(site.clone()))
+        .merge(control::routes(site.clone()))
         .only_for_owner(OwnerOnly::new(pool.clone(), policy));
-    queries.merge(of_the_policy).merge(page::open_routes(site)).open_route(
+    queries.merge(of_the_policy).merge(control::open_routes(site)).open_route(
         "/health",
         "Whether the process responds",
         get(async || "ok"),
@@ -150,11 +150,11 @@ fn reason(reason: &str) -> Result<&str, Problem> {
 
 /// Writes rows of the audit, and returns once they are committed.
 async fn note(pool: &PgPool, principal: &Principal, changes: &[Change<'_>]) -> Result<(), Problem> {
-    let mut transaction = pool.begin().await.map_err(page::unavailable)?;
+    let mut transaction = pool.begin().await.map_err(control::unavailable)?;
     audit::append_all(&mut transaction, principal.actor(), changes)
         .await
-        .map_err(page::unavailable)?;
-    transaction.commit().await.map_err(page::unavailable)
+        .map_err(control::unavailable)?;
+    transaction.commit().await.map_err(control::unavailable)
 }
 
 /// Whose rows a query shows: those of the caller's tenant, for administrators those of `requested`,

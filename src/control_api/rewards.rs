@@ -6,8 +6,8 @@ use edge::Problem;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::query::Query;
-use page::Site;
-use page::rewards::{self, Of, Shown};
+use control::Site;
+use control::rewards::{self, Of, Shown};
 use serde::{Deserialize, Serialize};
 use time::Duration;
 
@@ -63,9 +63,9 @@ pub async fn rewards(
     let versions = serials(versions).map_err(Problem::bad_request)?;
     let mut reader = site.read(tenant).await?;
     let found = rewards::read_versions(&mut reader, of, &versions).await;
-    let mut found = found.map_err(page::unavailable)?;
+    let mut found = found.map_err(control::unavailable)?;
     let added = rewards::add_figures(&mut reader, &mut found).await;
-    added.map_err(page::unavailable)?;
+    added.map_err(control::unavailable)?;
     Ok(Json(Rewards {
         arm: asked.arm,
         period: None,
@@ -85,9 +85,9 @@ async fn by_time(site: &Site, asked: &Asked, of: Of<'_>) -> Result<Json<Rewards>
     let mut reader = site.read(of.tenant).await?;
     let of = Of { arm: Some(arm), ..of };
     let periods = rewards::read(&mut reader, of, Duration::seconds(seconds), &ages).await;
-    let mut periods = periods.map_err(page::unavailable)?;
+    let mut periods = periods.map_err(control::unavailable)?;
     let added = rewards::add_figures(&mut reader, &mut periods).await;
-    added.map_err(page::unavailable)?;
+    added.map_err(control::unavailable)?;
     Ok(Json(Rewards {
         arm: Some(arm.to_owned()),
         period: Some(seconds),

@@ -15,7 +15,7 @@ use edge::json::Json;
 use edge::path::Path;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use page::texts::{Asked, Text};
+use control::texts::{Asked, Text};
 use serde::Serialize;
 use sqlx::PgPool;
 use store::Store;
@@ -136,7 +136,7 @@ impl Texts {
         if let Some(other) = beside {
             return Ok(vec![id, other]);
         }
-        let mut reader = page::reader(&self.pool, tenant).await?;
+        let mut reader = control::reader(&self.pool, tenant).await?;
         let others = sqlx::query_scalar!(
             r#"select answers_to_the_same_prompt($1, $2, $3) as "id!""#,
             id,
@@ -145,13 +145,13 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(page::unavailable)?;
+        .map_err(control::unavailable)?;
         Ok(std::iter::once(id).chain(others).collect())
     }
 
     /// In the order of `ids`, those that the tenant may see.
     async fn rows(&self, tenant: Option<&str>, ids: &[Uuid]) -> Result<Vec<Row>, Problem> {
-        let mut reader = page::reader(&self.pool, tenant).await?;
+        let mut reader = control::reader(&self.pool, tenant).await?;
         sqlx::query_as!(
             Row,
             r#"select g.id, g.tenant_id, g.version, g.arm, g.purpose, g.sampled_at, g.finish_reason, g.declined, t.reward
@@ -166,7 +166,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(page::unavailable)
+        .map_err(control::unavailable)
     }
 
     /// Says in the audit who reads them. It is committed before anything is read.
@@ -185,7 +185,7 @@ impl Texts {
 
     async fn tokens(&self, tenant: Option<&str>, rows: &[Row]) -> Result<BTreeMap<Uuid, Tokens>, Problem> {
         let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
-        let mut reader = page::reader(&self.pool, tenant).await?;
+        let mut reader = control::reader(&self.pool, tenant).await?;
         let found = sqlx::query!(
             r#"select id as "id!", in_parts as "in_parts!", prompt_ids as "prompt!", token_ids as "answer!"
                from generation_texts($1)"#,
@@ -193,7 +193,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(page::unavailable)?;
+        .map_err(control::unavailable)?;
         let tokens = found.into_iter().map(|row| {
             let tokens = Tokens {
                 in_parts: row.in_parts,
@@ -231,7 +231,7 @@ impl Texts {
     }
 }
 
-impl page::texts::Texts for Texts {
+impl control::texts::Texts for Texts {
     fn read<'a>(
         &'a self,
         principal: &'a Principal,

@@ -7,7 +7,7 @@ pub mod view;
 use std::collections::BTreeMap;
 
 use event_log::{DlqEntry, DlqReader, DlqRecord};
-use page::dead_letters::Count;
+use control::dead_letters::Count;
 use serde_json::Value;
 use time::OffsetDateTime;
 

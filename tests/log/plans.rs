@@ -718,14 +718,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: by arm what a step was trained on",
-        "../../page/src/trained/groups.sql",
+        "../../control/src/trained/groups.sql",
         RUN,
         head / 2,
         None::<String>
     );
     ask!(
         "control: what a step dropped",
-        "../../page/src/trained/dropped.sql",
+        "../../control/src/trained/dropped.sql",
         RUN,
         lately,
         now,
@@ -738,7 +738,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = ages.iter().map(|age| now - *age).collect();
     ask!(
         "control: rewards now and before",
-        "../../page/src/rewards.sql",
+        "../../control/src/rewards.sql",
         "demo",
         "champion",
         begins(&ends, time::Duration::minutes(15)),
@@ -749,7 +749,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: rewards of versions",
-        "../../page/src/rewards_by_version.sql",
+        "../../control/src/rewards_by_version.sql",
         "demo",
         None::<String>,
         versions,
@@ -766,7 +766,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
     ask!(
         "control: rewards by hour of a day",
-        "../../page/src/rewards.sql",
+        "../../control/src/rewards.sql",
         "demo",
         "champion",
         begins(&ends, time::Duration::HOUR),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use event_log::{DlqPosition, DlqReader};
-use page::dead_letters::Count;
+use control::dead_letters::Count;
 
 use super::App;
 use super::output::{self, Output};
