@@ -27,8 +27,6 @@ forbid edge   ""    $libtorch event-log ingest $policy $training serving release
 forbid world  ""    $libtorch rdkafka event-log ingest $policy $training serving release demo
 forbid event-log "" $libtorch ingest $policy $training serving release demo world
 forbid ingest ""    $libtorch $policy $training serving release demo world
-# it shows what the others have written
-forbid control""    $libtorch rdkafka event-log ingest $policy $training serving release evidence demo world
 for crate in $policy; do
   forbid "$crate" "" $libtorch sqlx axum rdkafka edge event-log ingest $training serving release demo world
 done
@@ -45,8 +43,10 @@ forbid springtide-python "" tokio futures reqwest hyper object_store sqlx axum r
 forbid report  ""    sqlx tokio reqwest demo
 forbid release ""    $libtorch ingest $training serving demo world
 forbid evidence ""   $libtorch sqlx axum rdkafka tokio futures reqwest hyper rand time edge event-log ingest artifact store model text $training serving release demo world
-# the binary without libtorch
-forbid springtide "" $libtorch trainer demo
+# the front of the crates that decide
+forbid control ""    $libtorch ingest trainer demo
+# only its trainer needs libtorch
+forbid springtide "" $libtorch trainer
 forbid demo    ""    $libtorch edge event-log ingest store $training serving release
 
 # Each table has one writing crate, or two that belong together.

@@ -5,12 +5,13 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use control::times::rfc3339;
 use edge::audit::{self, Actor, FAULTS_MAX, Head, Row, Verified};
 use serde_json::json;
 use sqlx::PgPool;
 
 use super::App;
-use super::output::{Output, rfc3339, table};
+use super::output::{Output, table};
 use crate::{audited, database};
 
 /// In the state folder: the last row that `verify` found in order.

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use control::api::Evaluations;
 use event_log::Producer;
 use release::{self, ReleaseService};
 
 use super::App;
 use crate::config::Part;
-use crate::control_api::Evaluations;
 use crate::role::{self, Role};
-use crate::{control_api, policy_store, signing_keys};
+use crate::{policy_store, signing_keys};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {}
@@ -52,14 +52,14 @@ impl Args {
         let policy = &config.policy.name;
         // people who look at the pages keep their key in a cookie
         let auth = role.auth.clone().with_cookies();
-        let texts = Arc::new(control_api::Texts::new(
+        let texts = Arc::new(control::api::Texts::new(
             role.pool.clone(),
             policy,
             store,
             config.keys_dir(),
         ));
-        let dead_letters = Arc::new(control_api::DeadLetters::new(role.pool.clone(), kafka, producer));
-        let site = control::Site::new(
+        let dead_letters = Arc::new(control::api::DeadLetters::new(role.pool.clone(), kafka, producer));
+        let site = control::page::Site::new(
             role.pool.clone(),
             policy,
             auth.clone(),
@@ -67,7 +67,7 @@ impl Args {
             dead_letters.clone(),
             role.shutdown.clone(),
         );
-        let parts = control_api::Parts {
+        let parts = control::api::Parts {
             site,
             releases: releases.clone(),
             texts,
@@ -76,8 +76,8 @@ impl Args {
             report,
             harness_urls: config.harness_urls(),
         };
-        let routes = control_api::routes(&role.pool, parts);
-        let router = control::for_browsers(routes.protected_by(&auth, "Springtide control"))
+        let routes = control::api::routes(&role.pool, parts);
+        let router = control::page::for_browsers(routes.protected_by(&auth, "Springtide control"))
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());
         tokio::try_join!(server, release::run(releases, role.shutdown)).map(drop)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use control::times::{self, rfc3339};
 use edge::auth::key::{self, Created, Grant, Listed, NewKey};
 use edge::auth::{self, Scopes};
 use time::OffsetDateTime;
@@ -13,8 +14,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::audit::CommandLine;
-use super::output::{Output, rfc3339, table};
-use super::values;
+use super::output::{Output, table};
 use crate::database;
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -41,10 +41,10 @@ pub enum Command {
         /// The key's id, as `list` prints it.
         id: Uuid,
         /// How long the old key still works.
-        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = values::age)]
+        #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = times::age)]
         overlap: Duration,
         /// When the new key expires, for example 90d [default: after as long as the old one].
-        #[arg(long, value_name = "DURATION", value_parser = values::age)]
+        #[arg(long, value_name = "DURATION", value_parser = times::age)]
         expires: Option<Duration>,
         /// Why; kept in the audit.
         #[arg(long, default_value = "")]
@@ -100,7 +100,7 @@ pub struct Create {
     #[arg(long, default_value = "")]
     label: String,
     /// When it expires, for example 90d [default: never].
-    #[arg(long, value_name = "DURATION", value_parser = values::age)]
+    #[arg(long, value_name = "DURATION", value_parser = times::age)]
     expires: Option<Duration>,
     /// Requests per second that each process takes of it [default:
     /// auth.limits.key_requests_per_second].

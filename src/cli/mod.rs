@@ -26,7 +26,6 @@ mod tenant;
 mod tide;
 pub mod train;
 mod up;
-pub mod values;
 mod world;
 
 use std::path::PathBuf;

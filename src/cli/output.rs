@@ -5,8 +5,6 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use serde_json::Value;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 /// `--json`, with one meaning for every command.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -109,11 +107,6 @@ pub fn cell(value: &Value) -> String {
 /// Like `1.53 GB`.
 pub fn bytes(count: u64) -> String {
     indicatif::DecimalBytes(count).to_string()
-}
-
-/// Years beyond 9999 have no such form; they give an empty text.
-pub fn rfc3339(time: OffsetDateTime) -> String {
-    time.format(&Rfc3339).unwrap_or_default()
 }
 
 /// Lower-case hexadecimal digits.

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use control::times::{self, rfc3339};
 use edge::sampler::{self, SamplerKey};
 use time::OffsetDateTime;
 
+use super::App;
 use super::audit::CommandLine;
-use super::output::{Confirm, Output, hex, rfc3339, table};
-use super::{App, values};
+use super::output::{Confirm, Output, hex, table};
 use crate::database;
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -41,7 +42,7 @@ pub enum Command {
         #[arg(long)]
         policy: Option<String>,
         /// For how long it is valid, for example 90d [default: until it is revoked].
-        #[arg(long, value_name = "DURATION", value_parser = values::age)]
+        #[arg(long, value_name = "DURATION", value_parser = times::age)]
         expires: Option<Duration>,
     },
     /// List samplers.

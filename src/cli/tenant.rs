@@ -1,12 +1,13 @@
 //! `springtide tenant`: whose a policy is, and which tenants let it train on their data. It uses the
 //! database.
 
+use control::times::rfc3339;
 use edge::tenant::{self, Consent, Owned};
 use serde::Serialize;
 
 use super::App;
 use super::audit::CommandLine;
-use super::output::{Confirm, Output, rfc3339, table};
+use super::output::{Confirm, Output, table};
 use crate::database;
 
 #[derive(Debug, Clone, clap::Subcommand)]

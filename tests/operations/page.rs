@@ -290,7 +290,10 @@ async fn the_buttons_are_those_that_the_states_of_a_canary_allow() {
         "aborted",
         "rolled_back",
     ] {
-        let offered: BTreeSet<&str> = ::control::decisions(state).iter().map(|(decision, _)| *decision).collect();
+        let offered: BTreeSet<&str> = ::control::decisions(state)
+            .iter()
+            .map(|(decision, _)| *decision)
+            .collect();
         let impossible = all.into_iter().find(|decision| !offered.contains(decision)).unwrap();
         // the release loop may decide between the two statements
         let can = eventually("the canary is asked in that state", START, async || {

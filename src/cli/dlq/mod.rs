@@ -11,13 +11,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use control::dead_letters::{self, Filter};
+use control::page::dead_letters::Count;
 use event_log::{DlqPosition, DlqReader};
-use control::dead_letters::Count;
 
 use super::App;
 use super::output::{self, Output};
 use crate::config::Config;
-use crate::dead_letters::{self, Filter};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use control::dead_letters::Filter;
+use control::dead_letters::replay::{self, Plan, Selected};
 use event_log::event::{Event, now};
 use event_log::{DlqPosition, DlqReader, DlqRecord, Producer};
 use ingest::repaired;
 
 use crate::cli::output::Confirm;
 use crate::config::Config;
-use crate::dead_letters::Filter;
-use crate::dead_letters::replay::{self, Plan, Selected};
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(false).args(["positions", "cause"]))]

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
+use control::dead_letters::view::plain;
+use control::times::rfc3339;
 use event_log::DlqRecord;
 use serde_json::Value;
 
-use crate::cli::output::{cell, hex, rfc3339, table};
-use crate::dead_letters::view::plain;
+use crate::cli::output::{cell, hex, table};
 
 /// A table of the rows.
 pub fn page(rows: &[Value]) -> String {
@@ -85,11 +86,13 @@ mod tests {
     use event_log::{Position, ReplayNote};
 
     use super::*;
-    use crate::dead_letters::tests::record as sample;
-    use crate::dead_letters::view::row;
+    use control::dead_letters::view::row;
+    use time::macros::datetime;
 
     fn record(content_type: &str, value: &str, detail: &str) -> DlqRecord {
         DlqRecord {
+            position: "0/17".parse().unwrap(),
+            time: Some(datetime!(2026-11-21 03:00 UTC)),
             reason: "undecodable".to_owned(),
             detail: detail.to_owned(),
             from: Some(Position {
@@ -100,7 +103,8 @@ mod tests {
             content_type: content_type.to_owned(),
             key: b"k".to_vec(),
             value: value.as_bytes().to_vec(),
-            ..sample()
+            trace: Vec::new(),
+            shortened: None,
         }
     }
 

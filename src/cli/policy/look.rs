@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, bail};
 use artifact::manifest::{Manifest, ObjectRef};
+use control::times::rfc3339;
 use serde_json::{Value, json};
 use store::{Catalog, Costs, Step, VersionPath};
 use time::macros::format_description;
 
 use super::trained::Trained;
 use super::{StoreArgs, quantized};
-use crate::cli::output::{Output, bytes, cell, rfc3339, rows, table};
+use crate::cli::output::{Output, bytes, cell, rows, table};
 use crate::config::Config;
 
 #[derive(Debug, Clone, clap::Args)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use control::times;
 use runs::publish::{referenced, squash};
 use serde_json::json;
 use store::{Finding, GcReport, Pin, SQUASH_SPANS, Severity, SquashOutcome};
@@ -11,7 +12,6 @@ use time::OffsetDateTime;
 
 use super::StoreArgs;
 use crate::cli::output::{Confirm, Output, bytes};
-use crate::cli::values;
 use crate::config::Config;
 use crate::database;
 
@@ -22,7 +22,7 @@ const GRACE_MIN: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, clap::Args)]
 struct Live {
     /// Versions and objects younger than this are kept: 90s, 30m, 2h, 7d.
-    #[arg(long, value_name = "AGE", default_value = "24h", value_parser = values::age)]
+    #[arg(long, value_name = "AGE", default_value = "24h", value_parser = times::age)]
     grace: Duration,
     /// Number of latest assignments whose versions are kept, for aliases that go back.
     #[arg(long, value_name = "COUNT", default_value_t = 100)]

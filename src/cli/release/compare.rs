@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use control::times::age;
 use serde_json::Value;
 
 use crate::cli::control_client::ControlClient;
 use crate::cli::output::{Output, cell, rows, table};
-use crate::cli::values::age;
 
 /// As in `GET /v1/rewards`.
 const PERIODS_MAX: u64 = 100;

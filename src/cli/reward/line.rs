@@ -1,10 +1,9 @@
 //! One generation and the score of its trajectory as one line of JSON.
 
+use control::times::rfc3339;
 use ingest::rescore::Rescored;
 use ingest::reward::Outcome;
 use serde_json::{Value, json};
-
-use crate::cli::output::rfc3339;
 
 /// The score by the other definition, and under `closed` the stored one, which the trainer saw.
 pub fn line(rescored: &Rescored, outcome: &Outcome) -> Value {

@@ -10,6 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
+use control::times::{rfc3339, since};
 use ingest::offset::last_caught_up_to;
 use ingest::rescore::{Reader, Request, Rescored};
 use ingest::reward::{Outcome, stored};
@@ -18,8 +19,7 @@ use sqlx::PgPool;
 use time::OffsetDateTime;
 
 use super::App;
-use super::output::{Output, rfc3339, table};
-use super::values::since;
+use super::output::{Output, table};
 use crate::database;
 use definition::Source;
 
