@@ -92,6 +92,13 @@ pub fn routes(site: Site) -> Routes {
             get(trajectories::one::page).in_turn(turns.clone()).page(),
         )
         .route(read, "/runs", "Runs, for browsers", get(runs::page).page())
+        .route(read, "/runs/{id}", "A run, for browsers", get(runs::one::one).page())
+        .route(
+            read,
+            "/runs/compare",
+            "Runs side by side, for browsers",
+            get(runs::one::compare).page(),
+        )
         .route(read, "/tide", "What rollouts use, for browsers", get(tide::page).page())
         .route(
             read,

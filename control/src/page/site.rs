@@ -55,6 +55,10 @@ impl Site {
         }))
     }
 
+    pub fn pool(&self) -> &PgPool {
+        &self.0.pool
+    }
+
     pub fn policy(&self) -> &str {
         &self.0.policy
     }

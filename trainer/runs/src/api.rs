@@ -7,15 +7,14 @@
 pub mod audited;
 pub mod control;
 pub mod create;
-mod curve;
+pub mod curve;
 mod datasets;
 mod fork;
 pub mod grpo;
-mod leases;
+pub mod leases;
 pub mod offline;
-mod page;
 pub mod preference;
-mod runs;
+pub mod runs;
 mod versions;
 
 pub use grpo::Config;
@@ -112,13 +111,6 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls
             "What the steps measured",
             get(curve::curve),
         )
-        .route(read, "/runs/{id}", "A run, for browsers", get(page::one).page())
-        .route(
-            read,
-            "/runs/compare",
-            "Runs side by side, for browsers",
-            get(page::compare).page(),
-        )
         .route(
             research,
             "/v1/runs/{id}/spec",
@@ -204,14 +196,14 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls
 /// A page of a list.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "object", rename = "list")]
-struct List<T> {
-    data: Vec<T>,
+pub struct List<T> {
+    pub data: Vec<T>,
     has_more: bool,
 }
 
 impl<T> List<T> {
     /// The page, of up to `limit + 1` rows.
-    fn page(mut data: Vec<T>, limit: i64) -> Self {
+    pub fn page(mut data: Vec<T>, limit: i64) -> Self {
         let has_more = data.len() as i64 > limit;
         data.truncate(usize::try_from(limit).unwrap_or(0));
         List { data, has_more }

@@ -1,4 +1,6 @@
-//! `/runs`: the latest runs. Each has a page of its own (`/runs/{id}`, of the crate `runs`).
+//! `/runs`: the latest runs. Each has a page of its own (`/runs/{id}`).
+
+pub mod one;
 
 use axum::extract::State;
 use edge::Problem;

@@ -12,6 +12,7 @@ use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sqlx::PgPool;
 use std::collections::{BTreeMap, BTreeSet};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -25,7 +26,7 @@ const NORMAL_975: f64 = 1.959_963_984_540_054;
 
 /// A step as a point of a plot. What the step did not measure is null.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Point {
+pub struct Point {
     pub step: i64,
     pub version: i64,
     #[serde(with = "time::serde::rfc3339")]
@@ -68,7 +69,7 @@ pub(super) struct Points {
 
 /// The points of a run, the first step first.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Curve {
+pub struct Curve {
     #[serde(flatten)]
     pub points: List<Point>,
     /// Generations that the run dropped so far, by code. Runs over a dataset drop none.
@@ -85,13 +86,13 @@ pub(super) async fn curve(
     if !(1..=POINTS_MAX).contains(&limit) {
         return Err(Problem::bad_request(format!("limit must be in 1..={POINTS_MAX}")));
     }
-    shared.curve(&run, page.after.unwrap_or(0), limit).await.map(Json)
+    read(&shared.pool, &run, page.after.unwrap_or(0), limit).await.map(Json)
 }
 
 /// Which runs to compare.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Ids {
+pub struct Ids {
     /// Separated by commas.
     pub ids: String,
 }
@@ -118,7 +119,7 @@ pub(super) async fn compare(
     let mut compared = Vec::new();
     for id in ids {
         let run = runs::get(&shared.pool, &shared.policy, id).await?;
-        let curve = shared.curve(&run, 0, POINTS_DEFAULT).await?;
+        let curve = read(&shared.pool, &run, 0, POINTS_DEFAULT).await?;
         compared.push(Compared { run, curve });
     }
     let described: Vec<Map<String, Value>> = compared.iter().map(|one| described(&one.run)).collect();
@@ -128,7 +129,7 @@ pub(super) async fn compare(
     }))
 }
 
-pub(super) fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
+pub fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
     let ids: Result<Vec<Uuid>, _> = ids.split(',').map(|id| id.trim().parse()).collect();
     let ids = ids.map_err(|why| format!("ids must be ids of runs, separated by commas: {why}"))?;
     let unique: BTreeSet<&Uuid> = ids.iter().collect();
@@ -139,14 +140,14 @@ pub(super) fn parse(ids: &str) -> Result<Vec<Uuid>, String> {
 }
 
 /// What a run was asked for.
-pub(super) fn described(run: &Run) -> Map<String, Value> {
+pub fn described(run: &Run) -> Map<String, Value> {
     let mut fields = run.config.as_object().cloned().unwrap_or_default();
     fields.insert("kind".into(), run.kind.clone().into());
     fields.insert("base_version".into(), run.base_version.into());
     fields
 }
 
-pub(super) fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Value>> {
+pub fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Value>> {
     let fields: BTreeSet<&String> = of.iter().flat_map(Map::keys).collect();
     let values = |field: &String| -> Vec<Value> {
         let value = |one: &Map<String, Value>| one.get(field).cloned().unwrap_or(Value::Null);
@@ -157,15 +158,14 @@ pub(super) fn differences(of: &[Map<String, Value>]) -> BTreeMap<String, Vec<Val
         .collect()
 }
 
-impl Shared {
-    /// The newest points of a run.
-    pub(super) async fn newest(&self, run: &Run) -> Result<Curve, Problem> {
-        self.curve(run, (run.steps_done - POINTS_MAX).max(0), POINTS_MAX).await
-    }
+/// The newest points of a run.
+pub async fn newest(pool: &PgPool, run: &Run) -> Result<Curve, Problem> {
+    read(pool, run, (run.steps_done - POINTS_MAX).max(0), POINTS_MAX).await
+}
 
-    async fn curve(&self, run: &Run, after: i64, limit: i64) -> Result<Curve, Problem> {
-        let rows = sqlx::query!(
-            r#"
+async fn read(pool: &PgPool, run: &Run, after: i64, limit: i64) -> Result<Curve, Problem> {
+    let rows = sqlx::query!(
+        r#"
             select s.step, s.version, s.metrics, s.committed_at, b.committed_at as "before?"
             from step s
             left join step b on b.run_id = s.run_id and b.step = s.step - 1
@@ -173,43 +173,42 @@ impl Shared {
             order by s.step
             limit $3
             "#,
-            run.id,
-            after,
-            limit + 1
-        )
-        .fetch_all(&self.pool)
-        .await
-        .map_err(database)?;
-        let points = rows.into_iter().map(|row| {
-            let step = Step {
-                step: row.step,
-                version: row.version,
-                committed_at: row.committed_at,
-                before: row.before.or(run.started_at),
-            };
-            step.point(&row.metrics)
-        });
-        let dropped = sqlx::query!(
-            r#"
+        run.id,
+        after,
+        limit + 1
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(database)?;
+    let points = rows.into_iter().map(|row| {
+        let step = Step {
+            step: row.step,
+            version: row.version,
+            committed_at: row.committed_at,
+            before: row.before.or(run.started_at),
+        };
+        step.point(&row.metrics)
+    });
+    let dropped = sqlx::query!(
+        r#"
             select code as "code!", count(*) as "count!" from disposition
             where run_id = $1 and kind = 'dropped'
             group by code
             "#,
-            run.id
-        )
-        .fetch_all(&self.pool)
-        .await
-        .map_err(database)?;
-        Ok(Curve {
-            points: List::page(points.collect(), limit),
-            waste: dropped.into_iter().map(|row| (row.code, row.count)).collect(),
-        })
-    }
+        run.id
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(database)?;
+    Ok(Curve {
+        points: List::page(points.collect(), limit),
+        waste: dropped.into_iter().map(|row| (row.code, row.count)).collect(),
+    })
 }
 
 /// A step without what it measured.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
+pub struct Step {
     pub step: i64,
     pub version: i64,
     pub committed_at: OffsetDateTime,

@@ -19,6 +19,7 @@ use edge::problem::Problem;
 use event_log::lease;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -320,7 +321,7 @@ pub(super) async fn fail(
 /// How far the rollouts of a run are.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(tag = "object", rename = "rollouts")]
-pub(super) struct Progress {
+pub struct Progress {
     run_id: Uuid,
     /// How many are offered, leased, rewarded, failed, settled and spent.
     pub by_state: BTreeMap<String, i64>,
@@ -335,14 +336,13 @@ pub(super) struct Progress {
 /// `GET /v1/runs/{id}/rollouts`
 pub(super) async fn progress(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Progress>, Problem> {
     runs::get(&shared.pool, &shared.policy, id).await?;
-    Ok(Json(shared.rollouts(id).await?))
+    Ok(Json(rollouts(&shared.pool, id).await?))
 }
 
-impl Shared {
-    /// How far the rollouts of a run are.
-    pub(super) async fn rollouts(&self, id: Uuid) -> Result<Progress, Problem> {
-        let counts = sqlx::query!(
-            r#"
+/// How far the rollouts of a run are.
+pub async fn rollouts(pool: &PgPool, id: Uuid) -> Result<Progress, Problem> {
+    let counts = sqlx::query!(
+        r#"
             select coalesce((select jsonb_object_agg(state, n) from
                        (select state, count(*) as n from rollout where run_id = $1 group by state) s), '{}') as "by_state!: Value",
                    coalesce((select jsonb_object_agg(code, n) from
@@ -352,18 +352,17 @@ impl Shared {
                     where run_id = $1 and reward is not null and finished_at > now() - interval '1 minute') as "recent!",
                    (select avg(reward) from rollout where run_id = $1) as reward_mean
             "#,
-            id
-        )
-        .fetch_one(&self.pool)
-        .await
-        .map_err(database)?;
-        let read = |value| serde_json::from_value(value).map_err(Problem::internal);
-        Ok(Progress {
-            run_id: id,
-            by_state: read(counts.by_state)?,
-            lost: read(counts.lost)?,
-            rewarded_last_minute: counts.recent,
-            reward_mean: counts.reward_mean,
-        })
-    }
+        id
+    )
+    .fetch_one(pool)
+    .await
+    .map_err(database)?;
+    let read = |value| serde_json::from_value(value).map_err(Problem::internal);
+    Ok(Progress {
+        run_id: id,
+        by_state: read(counts.by_state)?,
+        lost: read(counts.lost)?,
+        rewarded_last_minute: counts.recent,
+        reward_mean: counts.reward_mean,
+    })
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 /// A run as clients see it.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "object", rename = "run")]
-pub(super) struct Run {
+pub struct Run {
     pub id: Uuid,
     pub kind: String,
     pub policy: String,
@@ -58,7 +58,7 @@ pub(super) struct Page {
 }
 
 /// One run of the policy, or a 404.
-pub(super) async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Problem> {
+pub async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Problem> {
     let row = sqlx::query_as!(
         Run,
         r#"

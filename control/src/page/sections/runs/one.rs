@@ -1,10 +1,8 @@
 //! `GET /runs/{id}`: a run as a page for browsers. `GET /runs/compare?ids=…`: up to three runs in the
 //! same charts.
 
-use super::Shared;
-use super::curve::{Curve, Ids, Point, described, differences, parse};
-use super::leases::Progress;
-use super::runs::{self, Run};
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::response::Html;
 use edge::path::Path;
@@ -15,8 +13,12 @@ use report::chart::{self, Axis, Chart, Series};
 use report::number::{decimal, percent, range, scientific};
 use report::page::{Tile, document, name_value_table, render_tiles, section};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use runs::api::curve::{self, Curve, Ids, Point, described, differences, parse};
+use runs::api::leases::{self, Progress};
+use runs::api::runs::{self, Run};
 use uuid::Uuid;
+
+use crate::page::site::Site;
 
 /// Style classes of the runs in a chart.
 const CLASSES: [&str; 3] = ["primary", "second", "baseline"];
@@ -141,10 +143,10 @@ fn charts(runs: &[&[Point]]) -> Markup {
     }
 }
 
-pub(super) async fn one(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Html<String>, Problem> {
-    let run = runs::get(&shared.pool, &shared.policy, id).await?;
-    let curve = shared.newest(&run).await?;
-    let rollouts = shared.rollouts(id).await?;
+pub async fn one(State(site): State<Site>, Path(id): Path<Uuid>) -> Result<Html<String>, Problem> {
+    let run = runs::get(site.pool(), site.policy(), id).await?;
+    let curve = curve::newest(site.pool(), &run).await?;
+    let rollouts = leases::rollouts(site.pool(), id).await?;
     Ok(Html(page_of_one(&run, &curve, &rollouts)))
 }
 
@@ -215,7 +217,7 @@ fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string())
 }
 
-pub(super) async fn compare(State(shared): State<Shared>, Query(query): Query<Ids>) -> Result<Html<String>, Problem> {
+pub async fn compare(State(site): State<Site>, Query(query): Query<Ids>) -> Result<Html<String>, Problem> {
     let ids = parse(&query.ids).map_err(Problem::bad_request)?;
     if ids.len() > CLASSES.len() {
         return Err(Problem::bad_request(format!(
@@ -225,8 +227,8 @@ pub(super) async fn compare(State(shared): State<Shared>, Query(query): Query<Id
     }
     let mut compared = Vec::new();
     for id in ids {
-        let run = runs::get(&shared.pool, &shared.policy, id).await?;
-        let curve = shared.newest(&run).await?;
+        let run = runs::get(site.pool(), site.policy(), id).await?;
+        let curve = curve::newest(site.pool(), &run).await?;
         compared.push((run, curve));
     }
     Ok(Html(page_of_several(&compared)))
@@ -258,10 +260,10 @@ fn page_of_several(compared: &[(Run, Curve)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::List;
-    use crate::api::curve::Step;
     use serde_json::json;
     use time::macros::datetime;
+    use runs::api::List;
+    use runs::api::curve::Step;
 
     fn run(reason: &str) -> Run {
         Run {
