@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use control::api::Evaluations;
+use control::api::dead_letters::DeadLetters;
+use control::api::texts::Texts;
+use control::page::Site;
+use control::{Evaluations, Parts};
 use event_log::Producer;
 use release::{self, ReleaseService};
 
@@ -52,23 +55,18 @@ impl Args {
         let policy = &config.policy.name;
         // people who look at the pages keep their key in a cookie
         let auth = role.auth.clone().with_cookies();
-        let texts = Arc::new(control::api::Texts::new(
+        let texts = Arc::new(Texts::new(role.pool.clone(), policy, store, config.keys_dir()));
+        let dead_letters = Arc::new(DeadLetters::new(role.pool.clone(), kafka, producer));
+        let site = Site::new(
             role.pool.clone(),
             policy,
-            store,
-            config.keys_dir(),
-        ));
-        let dead_letters = Arc::new(control::api::DeadLetters::new(role.pool.clone(), kafka, producer));
-        let site = control::page::Site::new(
-            role.pool.clone(),
-            policy,
-            auth.clone(),
             texts.clone(),
             dead_letters.clone(),
             role.shutdown.clone(),
         );
-        let parts = control::api::Parts {
+        let parts = Parts {
             site,
+            auth: auth.clone(),
             releases: releases.clone(),
             texts,
             dead_letters,
@@ -76,7 +74,7 @@ impl Args {
             report,
             harness_urls: config.harness_urls(),
         };
-        let routes = control::api::routes(&role.pool, parts);
+        let routes = control::routes(&role.pool, parts);
         let router = control::page::for_browsers(routes.protected_by(&auth, "Springtide control"))
             .merge(role.metrics(config, Part::Control));
         let server = edge::server::run(listener, router, role.shutdown.clone());

@@ -718,22 +718,20 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: by arm what a step was trained on",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../control/src/trained/groups.sql",
+        "../../control/src/page/trained/groups.sql",
 =======
-        "../control/src/page/trained/groups.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../control/src/trained/groups.sql",
+>>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
         RUN,
         head / 2,
         None::<String>
     );
     ask!(
         "control: what a step dropped",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../control/src/trained/dropped.sql",
+        "../../control/src/page/trained/dropped.sql",
 =======
-        "../control/src/page/trained/dropped.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../control/src/trained/dropped.sql",
+>>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
         RUN,
         lately,
         now,
@@ -746,11 +744,10 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = ages.iter().map(|age| now - *age).collect();
     ask!(
         "control: rewards now and before",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../control/src/rewards.sql",
+        "../../control/src/page/rewards.sql",
 =======
-        "../control/src/page/rewards.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../control/src/rewards.sql",
+>>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
         "demo",
         "champion",
         begins(&ends, time::Duration::minutes(15)),
@@ -761,11 +758,10 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: rewards of versions",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../control/src/rewards_by_version.sql",
+        "../../control/src/page/rewards_by_version.sql",
 =======
-        "../control/src/page/rewards_by_version.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../control/src/rewards_by_version.sql",
+>>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
         "demo",
         None::<String>,
         versions,
@@ -782,11 +778,10 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
     ask!(
         "control: rewards by hour of a day",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../control/src/rewards.sql",
+        "../../control/src/page/rewards.sql",
 =======
-        "../control/src/page/rewards.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../control/src/rewards.sql",
+>>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
         "demo",
         "champion",
         begins(&ends, time::Duration::HOUR),
@@ -834,11 +829,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     ask!("reader: turns of a context", "../../trainer/runs/src/context.sql", ids);
     ask!(
         "control: ledger of 8 minutes",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../src/control_api/ledger/dispositions.sql",
-=======
-        "../control/src/api/ledger/dispositions.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../../control/src/api/ledger/dispositions.sql",
         None::<String>,
         None::<String>,
         Some(lately),
@@ -846,11 +837,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: generations of 8 minutes",
-<<<<<<< HEAD:tests/log/plans.rs
-        "../../src/control_api/ledger/stored.sql",
-=======
-        "../control/src/api/ledger/stored.sql",
->>>>>>> b0ed9bb2 (The control API and the dead letters move into the crate control):tests/plans.rs
+        "../../control/src/api/ledger/stored.sql",
         None::<String>,
         None::<String>,
         Some(lately),

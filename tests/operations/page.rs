@@ -290,7 +290,7 @@ async fn the_buttons_are_those_that_the_states_of_a_canary_allow() {
         "aborted",
         "rolled_back",
     ] {
-        let offered: BTreeSet<&str> = ::control::decisions(state)
+        let offered: BTreeSet<&str> = ::control::page::decisions(state)
             .iter()
             .map(|(decision, _)| *decision)
             .collect();

@@ -5,11 +5,10 @@
 //! The queue may be long, so reading it is bounded: the newest records of each partition, some seconds,
 //! one reader at a time. `springtide dlq` reads all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::page::dead_letters::{Asked, Listed};
 use axum::extract::State;
 use edge::Problem;
 use edge::audit::Change;
@@ -19,15 +18,15 @@ use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
 use event_log::{ClientOptions, DlqPosition, DlqReader, Position, Producer};
-use futures::FutureExt;
-use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::PgPool;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::caller;
 use crate::dead_letters::replay::{self, Plan, Selected};
-use crate::dead_letters::{self, Filter};
+use crate::dead_letters::{self, Count, Filter};
+use crate::fields::filled;
 use crate::times;
 
 /// Of each partition.
@@ -43,6 +42,39 @@ const SEND_MAX: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 2;
 const PER_KEY: usize = 4;
 const GONE: &str = "there is no such record: it is a note that one was put back, or retention has removed it";
+
+/// The query of `GET /v1/dead-letters`. An empty field is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Asked {
+    /// Why they were put aside, such as `invalid`.
+    #[serde(deserialize_with = "filled")]
+    pub cause: Option<String>,
+    /// Where they came from: a topic's full name, or `generation` or `feedback`.
+    #[serde(deserialize_with = "filled")]
+    pub topic: Option<String>,
+    /// A time (RFC 3339) or an age, such as `2h`.
+    #[serde(deserialize_with = "filled")]
+    pub since: Option<String>,
+    /// Only those that were not put back yet.
+    pub open: bool,
+    /// Largest number of records. Default: 50.
+    #[serde(deserialize_with = "filled")]
+    pub limit: Option<usize>,
+}
+
+/// A part of the queue.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Listed {
+    /// The newest ones that match, newest first. Each as `springtide dlq list --json` prints it.
+    pub records: Vec<Value>,
+    /// How many match.
+    pub matching: usize,
+    /// Of all that were read, by cause.
+    pub causes: BTreeMap<String, Count>,
+    /// Whether the queue has older records, which were not read.
+    pub truncated: bool,
+}
 
 /// Reads the queue, and puts records back.
 pub struct DeadLetters {
@@ -140,7 +172,9 @@ impl DeadLetters {
         }
     }
 
-    async fn newest(&self, asked: &Asked) -> Result<Listed, Problem> {
+    /// # Errors
+    /// 400 for a filter that cannot be read, and 503 if the log does not answer in time.
+    pub async fn newest(&self, asked: &Asked) -> Result<Listed, Problem> {
         let limit = limit(asked.limit)?;
         let filter = filter(asked.cause.as_deref(), asked.topic.as_deref(), asked.since.as_deref())?;
         let _turn = self.turn().await?;
@@ -158,7 +192,7 @@ impl DeadLetters {
     }
 
     async fn put_back(&self, principal: &Principal, request: &Request) -> Result<Replayed, Problem> {
-        let reason = super::reason(&request.reason)?;
+        let reason = caller::reason(&request.reason)?;
         let selected = request.selected()?;
         let topics = self.kafka.topics();
         let _turn = self.turn().await?;
@@ -219,7 +253,7 @@ impl DeadLetters {
             reason,
         });
         let changes: Vec<Change<'_>> = changes.collect();
-        super::note(&self.pool, principal, &changes).await
+        caller::note(&self.pool, principal, &changes).await
     }
 
     /// Takes those that were sent out of `chosen`. Returns them, and whether the time ran out.
@@ -242,12 +276,6 @@ impl DeadLetters {
                 Err(Problem::unavailable(detail, 5).with("put_back", json!(put_back)))
             }
         }
-    }
-}
-
-impl crate::page::dead_letters::DeadLetters for DeadLetters {
-    fn list<'a>(&'a self, asked: &'a Asked) -> BoxFuture<'a, Result<Listed, Problem>> {
-        self.newest(asked).boxed()
     }
 }
 
@@ -357,7 +385,30 @@ fn nothing(plan: &Plan<'_>, refused: &[Refused]) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+
+    fn asked(query: &str) -> Result<Asked, String> {
+        let uri: axum::http::Uri = format!("/v1/dead-letters?{query}").parse().unwrap();
+        let read = axum::extract::Query::<Asked>::try_from_uri(&uri);
+        read.map(|query| query.0).map_err(|rejection| rejection.body_text())
+    }
+
+    #[test]
+    fn empty_fields_filter_nothing_and_unknown_ones_are_refused() {
+        assert_eq!(asked("cause=&topic=&since=&limit=").unwrap(), Asked::default());
+        assert_eq!(asked("").unwrap(), Asked::default());
+        let some = asked("cause=invalid&open=true&since=2h&limit=7").unwrap();
+        let expected = Asked {
+            cause: Some("invalid".to_owned()),
+            since: Some("2h".to_owned()),
+            open: true,
+            limit: Some(7),
+            ..Asked::default()
+        };
+        assert_eq!(some, expected);
+        for wrong in ["open=perhaps", "limit=-1", "reason=invalid"] {
+            assert!(asked(wrong).is_err(), "{wrong}");
+        }
+    }
 
     fn selected(body: serde_json::Value) -> Result<Selected, Problem> {
         serde_json::from_value::<Request>(body).unwrap().selected()

@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use time::OffsetDateTime;
 
+use super::snapshot::show;
+use crate::caller::visible_tenant;
+use crate::tables::unavailable;
+
 /// Selects generations; without fields, all.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,9 +59,9 @@ pub async fn ledger(
     principal: Principal,
     Query(filter): Query<Filter>,
 ) -> Result<Json<Ledger>, Problem> {
-    let tenant = super::visible_tenant(&principal, filter.tenant.as_deref())?;
+    let tenant = visible_tenant(&principal, filter.tenant.as_deref())?;
     let ledger = read(&pool, &filter, tenant).await;
-    ledger.map(Json).map_err(crate::page::unavailable)
+    ledger.map(Json).map_err(unavailable)
 }
 
 /// `tenant`: only what it logged.
@@ -65,7 +69,7 @@ async fn read(pool: &PgPool, filter: &Filter, tenant: Option<&str>) -> sqlx::Res
     let mut snapshot = pool
         .begin_with("begin isolation level repeatable read read only")
         .await?;
-    super::show(&mut snapshot, tenant).await?;
+    show(&mut snapshot, tenant).await?;
     let stored = sqlx::query_file_scalar!(
         "src/api/ledger/stored.sql",
         filter.policy,

@@ -15,6 +15,9 @@ use uuid::Uuid;
 
 use hex::encode as hex;
 
+use super::snapshot::show;
+use crate::caller::visible_tenant;
+
 #[derive(Debug, Serialize)]
 pub struct Origin {
     generation: Generation,
@@ -86,7 +89,7 @@ pub async fn origin(
     principal: Principal,
     Path(id): Path<Uuid>,
 ) -> Result<Json<Origin>, Problem> {
-    let tenant = super::visible_tenant(&principal, None)?;
+    let tenant = visible_tenant(&principal, None)?;
     read(&pool, tenant, id).await.map(Json)
 }
 
@@ -97,7 +100,7 @@ fn database(error: sqlx::Error) -> Problem {
 /// `tenant`: the only one to show.
 async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, Problem> {
     let mut snapshot = pool.begin_with("begin read only").await.map_err(database)?;
-    super::show(&mut snapshot, tenant).await.map_err(database)?;
+    show(&mut snapshot, tenant).await.map_err(database)?;
     let found = sqlx::query!(
         r#"select g.tenant_id, g.policy, g.version, g.root, g.version_spans, g.line, g.arm, g.replica, g.purpose,
                   g.sampled_at, l.disposition as "disposition!", l.code,

@@ -1,8 +1,8 @@
 //! `GET /v1/rewards`: what users did with an arm's answers now and in periods before, or with those of some
 //! versions.
 
-use crate::page::Site;
-use crate::page::rewards::{self, Of, Shown};
+use crate::page::site::Site;
+use crate::rewards::{self, Of, Shown};
 use axum::extract::State;
 use edge::Problem;
 use edge::auth::Principal;
@@ -10,6 +10,9 @@ use edge::json::Json;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
 use time::Duration;
+
+use crate::caller::visible_tenant;
+use crate::tables::unavailable;
 
 /// Periods of one answer.
 const PERIODS_MAX: usize = 100;
@@ -47,7 +50,7 @@ pub async fn rewards(
     principal: Principal,
     Query(asked): Query<Asked>,
 ) -> Result<Json<Rewards>, Problem> {
-    let tenant = super::visible_tenant(&principal, asked.tenant.as_deref())?;
+    let tenant = visible_tenant(&principal, asked.tenant.as_deref())?;
     let of = Of {
         policy: site.policy(),
         arm: asked.arm.as_deref(),
@@ -63,9 +66,9 @@ pub async fn rewards(
     let versions = serials(versions).map_err(Problem::bad_request)?;
     let mut reader = site.read(tenant).await?;
     let found = rewards::read_versions(&mut reader, of, &versions).await;
-    let mut found = found.map_err(crate::page::unavailable)?;
+    let mut found = found.map_err(unavailable)?;
     let added = rewards::add_figures(&mut reader, &mut found).await;
-    added.map_err(crate::page::unavailable)?;
+    added.map_err(unavailable)?;
     Ok(Json(Rewards {
         arm: asked.arm,
         period: None,
@@ -85,9 +88,9 @@ async fn by_time(site: &Site, asked: &Asked, of: Of<'_>) -> Result<Json<Rewards>
     let mut reader = site.read(of.tenant).await?;
     let of = Of { arm: Some(arm), ..of };
     let periods = rewards::read(&mut reader, of, Duration::seconds(seconds), &ages).await;
-    let mut periods = periods.map_err(crate::page::unavailable)?;
+    let mut periods = periods.map_err(unavailable)?;
     let added = rewards::add_figures(&mut reader, &mut periods).await;
-    added.map_err(crate::page::unavailable)?;
+    added.map_err(unavailable)?;
     Ok(Json(Rewards {
         arm: Some(arm.to_owned()),
         period: Some(seconds),

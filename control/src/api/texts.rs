@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::page::texts::{Asked, Text};
 use anyhow::Context;
 use artifact::sign::TrustedKeys;
 use axum::extract::State;
@@ -14,14 +13,16 @@ use edge::audit::Change;
 use edge::auth::Principal;
 use edge::json::Json;
 use edge::path::Path;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use store::Store;
 use text::tokenizer::Tokenizer;
 use time::OffsetDateTime;
 use uuid::Uuid;
+
+use crate::caller::{self, visible_tenant};
+use crate::fields::filled;
+use crate::tables::{reader, unavailable};
 
 /// Other answers to the same prompt that are shown, and answers before and after it that are compared to find them.
 const BESIDE_MAX: i32 = 5;
@@ -29,6 +30,37 @@ const LOOKED_AT_MAX: i32 = 5_000;
 /// Versions whose tokenizers are remembered.
 const TOKENIZERS_MAX: usize = 8;
 const FILES: [&str; 3] = ["tokenizer.json", "generation_config.json", "config.json"];
+
+/// The body of `POST /v1/generations/{id}/texts`, and the form of the page.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Why; kept in the audit.
+    pub reason: String,
+    /// Another answer to show beside it. Default: those to the same prompt.
+    #[serde(default, deserialize_with = "filled")]
+    pub beside: Option<Uuid>,
+}
+
+/// One answer with its prompt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Text {
+    pub generation: Uuid,
+    /// That sampled the last token.
+    pub version: i64,
+    pub arm: String,
+    pub purpose: String,
+    #[serde(with = "time::serde::rfc3339")]
+    pub sampled_at: OffsetDateTime,
+    pub finish_reason: String,
+    pub declined: bool,
+    /// Of its trajectory. `null`: none yet, or none at all.
+    pub reward: Option<f64>,
+    /// With special tokens. `null`: it is long, and its context is stored in parts.
+    pub prompt: Option<String>,
+    /// With special tokens.
+    pub answer: String,
+}
 
 /// Reads tokens from the tables and tokenizers from the store.
 pub struct Texts {
@@ -71,9 +103,13 @@ impl Texts {
         }
     }
 
-    async fn read_noted(&self, principal: &Principal, id: Uuid, asked: &Asked) -> Result<Vec<Text>, Problem> {
-        let reason = super::reason(&asked.reason)?;
-        let tenant = super::visible_tenant(principal, None)?;
+    /// The answer first, then those beside it. Notes in the audit who read them.
+    ///
+    /// # Errors
+    /// 404 if the caller may not see one or it cannot be decoded, and 400 without a reason.
+    pub async fn read(&self, principal: &Principal, id: Uuid, asked: &Asked) -> Result<Vec<Text>, Problem> {
+        let reason = caller::reason(&asked.reason)?;
+        let tenant = visible_tenant(principal, None)?;
         let ids = self.ids(tenant, id, asked.beside).await?;
         let mut rows = self.rows(tenant, &ids).await?;
         let is_asked_for = |row: &Row| row.id == id || Some(row.id) == asked.beside;
@@ -136,7 +172,7 @@ impl Texts {
         if let Some(other) = beside {
             return Ok(vec![id, other]);
         }
-        let mut reader = crate::page::reader(&self.pool, tenant).await?;
+        let mut reader = reader(&self.pool, tenant).await?;
         let others = sqlx::query_scalar!(
             r#"select answers_to_the_same_prompt($1, $2, $3) as "id!""#,
             id,
@@ -145,13 +181,13 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(crate::page::unavailable)?;
+        .map_err(unavailable)?;
         Ok(std::iter::once(id).chain(others).collect())
     }
 
     /// In the order of `ids`, those that the tenant may see.
     async fn rows(&self, tenant: Option<&str>, ids: &[Uuid]) -> Result<Vec<Row>, Problem> {
-        let mut reader = crate::page::reader(&self.pool, tenant).await?;
+        let mut reader = reader(&self.pool, tenant).await?;
         sqlx::query_as!(
             Row,
             r#"select g.id, g.tenant_id, g.version, g.arm, g.purpose, g.sampled_at, g.finish_reason, g.declined, t.reward
@@ -166,7 +202,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(crate::page::unavailable)
+        .map_err(unavailable)
     }
 
     /// Says in the audit who reads them. It is committed before anything is read.
@@ -180,12 +216,12 @@ impl Texts {
             reason,
         });
         let changes: Vec<Change<'_>> = noted.collect();
-        super::note(&self.pool, principal, &changes).await
+        caller::note(&self.pool, principal, &changes).await
     }
 
     async fn tokens(&self, tenant: Option<&str>, rows: &[Row]) -> Result<BTreeMap<Uuid, Tokens>, Problem> {
         let ids: Vec<Uuid> = rows.iter().map(|row| row.id).collect();
-        let mut reader = crate::page::reader(&self.pool, tenant).await?;
+        let mut reader = reader(&self.pool, tenant).await?;
         let found = sqlx::query!(
             r#"select id as "id!", in_parts as "in_parts!", prompt_ids as "prompt!", token_ids as "answer!"
                from generation_texts($1)"#,
@@ -193,7 +229,7 @@ impl Texts {
         )
         .fetch_all(&mut *reader)
         .await
-        .map_err(crate::page::unavailable)?;
+        .map_err(unavailable)?;
         let tokens = found.into_iter().map(|row| {
             let tokens = Tokens {
                 in_parts: row.in_parts,
@@ -231,17 +267,6 @@ impl Texts {
     }
 }
 
-impl crate::page::texts::Texts for Texts {
-    fn read<'a>(
-        &'a self,
-        principal: &'a Principal,
-        id: Uuid,
-        asked: &'a Asked,
-    ) -> BoxFuture<'a, Result<Vec<Text>, Problem>> {
-        self.read_noted(principal, id, asked).boxed()
-    }
-}
-
 #[derive(Debug, Serialize)]
 pub struct Shown {
     /// The answer, then those beside it.
@@ -254,6 +279,6 @@ pub async fn texts(
     Path(id): Path<Uuid>,
     Json(asked): Json<Asked>,
 ) -> Result<Json<Shown>, Problem> {
-    let texts = texts.read_noted(&principal, id, &asked).await?;
+    let texts = texts.read(&principal, id, &asked).await?;
     Ok(Json(Shown { texts }))
 }

@@ -6,8 +6,8 @@ pub mod view;
 
 use std::collections::BTreeMap;
 
-use crate::page::dead_letters::Count;
 use event_log::{DlqEntry, DlqReader, DlqRecord};
+use serde::Serialize;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -26,6 +26,14 @@ pub struct Filter {
     /// Only since this time (2026-11-21T03:00:00Z) or age (90s, 30m, 2h, 7d).
     #[arg(long, value_name = "TIME", value_parser = since)]
     pub since: Option<OffsetDateTime>,
+}
+
+/// The number of records of one cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Count {
+    pub all: u64,
+    /// Those that were not put back yet.
+    pub open: u64,
 }
 
 /// What a list shows.

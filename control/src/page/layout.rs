@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::page::assets;
 use crate::page::site::Site;
 use crate::page::viewer::Viewer;
+use crate::page::watched::Watched;
 
 /// Nothing is loaded from elsewhere, no script stands in the page, and nobody frames it.
 const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
@@ -116,6 +117,28 @@ impl Page<'_> {
         };
         Shown(StatusCode::OK, document(self.title, self.live.as_deref(), &top, &main))
     }
+}
+
+/// A page whose regions are watched, with something above them and below.
+pub fn framed(
+    site: &Site,
+    viewer: &Viewer,
+    watched: Watched,
+    title: &str,
+    section: &str,
+    [lead, top, bottom]: [Markup; 3],
+    regions: &[Region],
+) -> Shown {
+    let page = Page {
+        title,
+        section,
+        lead,
+        live: Some(watched.query()),
+        top,
+        regions,
+        bottom,
+    };
+    page.show(site, viewer)
 }
 
 fn section(region: &Region) -> Markup {

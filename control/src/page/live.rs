@@ -1,128 +1,28 @@
-//! `GET /live`: the regions of a page again and again, as server-sent events.
+//! Who looks at which live page.
 //!
 //! What is shown is read and rendered by one task per page and audience, however many look; it ends
-//! when nobody does. A stream ends after [`STREAM_MAX`], and the browser opens it again, so a revoked
-//! key does not see on.
+//! when nobody does. A stream ends after a while, and the browser opens it again, so a revoked key does
+//! not see on (`stream`).
 
-use std::collections::{BTreeMap, HashMap};
-use std::convert::Infallible;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::HeaderName;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
 use edge::Problem;
-use edge::query::Query;
-use futures::StreamExt;
-use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::page::layout::Region;
-use crate::page::sections::{self, Span};
-use crate::page::site::Site;
-use crate::page::viewer::{Audience, Viewer};
+use crate::page::viewer::Audience;
+use crate::page::watched::Watched;
 
 /// Open streams of all viewers.
 const STREAMS_MAX: usize = 128;
 /// Of them, those of one key, or of all without one.
 const STREAMS_PER_KEY_MAX: usize = 32;
-/// Then the browser asks again, with its key: one that was revoked ends its streams within this time.
-const STREAM_MAX: Duration = Duration::from_secs(20);
-
-/// A page with live regions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Watched {
-    Now,
-    Releases,
-    Canary(Uuid),
-    Learning(Span),
-    Runs,
-    Tide,
-    Fleet,
-    Feedback(Span),
-    Ledger(Span),
-}
-
-/// The query of `/live`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Asked {
-    section: String,
-    id: Option<Uuid>,
-    hours: Option<u8>,
-}
-
-impl Asked {
-    fn watched(&self) -> Result<Watched, Problem> {
-        let span = || Span::of(self.hours);
-        Ok(match (&*self.section, self.id) {
-            ("now", None) => Watched::Now,
-            ("releases", None) => Watched::Releases,
-            ("canary", Some(id)) => Watched::Canary(id),
-            ("learning", None) => Watched::Learning(span()?),
-            ("runs", None) => Watched::Runs,
-            ("tide", None) => Watched::Tide,
-            ("fleet", None) => Watched::Fleet,
-            ("feedback", None) => Watched::Feedback(span()?),
-            ("ledger", None) => Watched::Ledger(span()?),
-            _ => {
-                return Err(Problem::bad_request(
-                    "section must be that of a page, and `canary` needs an id",
-                ));
-            }
-        })
-    }
-}
-
-impl Watched {
-    /// As in [`Asked`].
-    pub fn query(self) -> String {
-        match self {
-            Self::Now => "section=now".into(),
-            Self::Releases => "section=releases".into(),
-            Self::Canary(id) => format!("section=canary&id={id}"),
-            Self::Learning(span) => format!("section=learning&hours={}", span.hours()),
-            Self::Runs => "section=runs".into(),
-            Self::Tide => "section=tide".into(),
-            Self::Fleet => "section=fleet".into(),
-            Self::Feedback(span) => format!("section=feedback&hours={}", span.hours()),
-            Self::Ledger(span) => format!("section=ledger&hours={}", span.hours()),
-        }
-    }
-
-    /// Between two looks. What reads many rows is looked at less often.
-    fn every(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Now | Self::Releases | Self::Canary(_) | Self::Fleet => 3,
-            Self::Runs | Self::Tide => 10,
-            Self::Learning(span) | Self::Feedback(span) | Self::Ledger(span) => match span {
-                Span::Hour => 10,
-                Span::SixHours | Span::Day => 60,
-            },
-        })
-    }
-
-    pub async fn regions(self, site: &Site, audience: &Audience) -> Result<Vec<Region>, Problem> {
-        match self {
-            Self::Now => sections::now::regions(site, audience).await,
-            Self::Releases => sections::releases::regions(site, audience).await,
-            Self::Canary(id) => sections::releases::canary::regions(site, id).await,
-            Self::Learning(span) => sections::learning::regions(site, span).await,
-            Self::Runs => sections::runs::regions(site).await,
-            Self::Tide => sections::tide::regions(site).await,
-            Self::Fleet => sections::fleet::regions(site).await,
-            Self::Feedback(span) => sections::feedback::regions(site, audience, span).await,
-            Self::Ledger(span) => sections::ledger::regions(site, audience, span).await,
-        }
-    }
-}
 
 /// What is sent: regions by id, as a JSON object; or what is wrong.
-type Latest = Option<Result<Arc<str>, Arc<str>>>;
+pub type Latest = Option<Result<Arc<str>, Arc<str>>>;
 type Topics = HashMap<(Watched, Audience), watch::Sender<Latest>>;
 
 /// Who looks at what.
@@ -145,8 +45,13 @@ impl Live {
         }
     }
 
+    /// Ends all streams.
+    pub fn shutdown(&self) -> CancellationToken {
+        self.shutdown.clone()
+    }
+
     /// A place for one more stream.
-    fn enter(&self, key: Option<Uuid>) -> Result<Place, Problem> {
+    pub fn enter(&self, key: Option<Uuid>) -> Result<Place, Problem> {
         let full = |count: usize, whose: &str| {
             Problem::unavailable(
                 format_args!("{count} pages{whose} are live already: this one works without, reload it"),
@@ -169,7 +74,7 @@ impl Live {
     }
 
     /// Follows a topic, whose task begins if nobody has followed it so far.
-    fn follow<F>(
+    pub fn follow<F>(
         &self,
         key: (Watched, Audience),
         every: Duration,
@@ -223,7 +128,7 @@ impl Live {
 
 /// Of an open stream. Free when it is dropped.
 #[derive(Debug)]
-struct Place {
+pub struct Place {
     _any: OwnedSemaphorePermit,
     key: Option<Uuid>,
     streams_of: Arc<Mutex<HashMap<Option<Uuid>, usize>>>,
@@ -260,55 +165,6 @@ fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
     map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub async fn stream(State(site): State<Site>, viewer: Viewer, Query(asked): Query<Asked>) -> Result<Response, Problem> {
-    let watched = asked.watched()?;
-    let place = site.live().enter(viewer.key)?;
-    let audience = viewer.audience;
-    let key = (watched, audience.clone());
-    let shutdown = site.live().shutdown.clone();
-    let looked_at = site.clone();
-    let receiver = site.live().follow(key, watched.every(), move || {
-        let (site, audience) = (looked_at.clone(), audience.clone());
-        async move {
-            let regions = watched.regions(&site, &audience).await;
-            regions.map_or_else(
-                |problem| Err(problem.detail.unwrap_or_else(|| problem.title.into_owned()).into()),
-                |regions| Ok(message(regions)),
-            )
-        }
-    });
-    let events = futures::stream::unfold((receiver, place), async |(mut receiver, place)| {
-        loop {
-            receiver.changed().await.ok()?;
-            let latest = receiver.borrow_and_update().clone();
-            let event = match latest {
-                None => continue,
-                Some(Ok(data)) => Event::default().data(&*data),
-                Some(Err(why)) => Event::default().event("failed").data(&*why),
-            };
-            return Some((Ok::<_, Infallible>(event), (receiver, place)));
-        }
-    });
-    let over = async move {
-        tokio::select! {
-            () = tokio::time::sleep(STREAM_MAX) => {}
-            () = shutdown.cancelled() => {}
-        }
-    };
-    let sse = Sse::new(Box::pin(events.take_until(Box::pin(over)))).keep_alive(KeepAlive::default());
-    // proxies that gather answers would hold the events back
-    Ok(([(HeaderName::from_static("x-accel-buffering"), "no")], sse).into_response())
-}
-
-fn message(regions: Vec<Region>) -> Arc<str> {
-    let bodies: BTreeMap<&str, String> = regions
-        .into_iter()
-        .map(|region| (region.id, region.body.into_string()))
-        .collect();
-    // an object of texts; its lines hold no line breaks
-    serde_json::to_string(&bodies).unwrap_or_default().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,31 +172,6 @@ mod tests {
 
     fn key() -> (Watched, Audience) {
         (Watched::Now, Audience::with(true))
-    }
-
-    #[test]
-    fn each_page_is_found_by_the_query_that_it_gives() {
-        let id = Uuid::from_u128(7);
-        for watched in [
-            Watched::Now,
-            Watched::Releases,
-            Watched::Canary(id),
-            Watched::Learning(Span::Day),
-            Watched::Runs,
-            Watched::Tide,
-            Watched::Fleet,
-            Watched::Feedback(Span::SixHours),
-            Watched::Ledger(Span::Hour),
-        ] {
-            let uri: axum::http::Uri = format!("/live?{}", watched.query()).parse().unwrap();
-            let axum::extract::Query(asked) = axum::extract::Query::<Asked>::try_from_uri(&uri).unwrap();
-            assert_eq!(asked.watched().unwrap(), watched);
-        }
-        for wrong in ["section=canary", "section=none", "section=ledger&hours=7"] {
-            let uri: axum::http::Uri = format!("/live?{wrong}").parse().unwrap();
-            let asked = axum::extract::Query::<Asked>::try_from_uri(&uri).unwrap();
-            assert_eq!(asked.0.watched().unwrap_err().status, 400, "{wrong}");
-        }
     }
 
     #[tokio::test]

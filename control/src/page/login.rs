@@ -7,31 +7,44 @@ use axum::extract::rejection::FormRejection;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
-use edge::auth::{Guesses, cookie};
+use edge::auth::{Auth, Guesses, cookie};
 use edge::query::Query;
+use edge::routes::{Routes, get, post};
 use maud::{Markup, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
 use crate::page::layout::{Shown, document};
-use crate::page::site::Site;
 
 /// Of the form.
-pub const BODY_BYTES_MAX: usize = 8 << 10;
+const BODY_BYTES_MAX: usize = 8 << 10;
 const NEXT_BYTES_MAX: usize = 2000;
 
 #[derive(Debug, Deserialize)]
-pub struct Asked {
+struct Asked {
     /// Where to go afterwards.
     next: Option<String>,
 }
 
 /// What the form sends.
 #[derive(Deserialize)]
-pub struct Filled {
+struct Filled {
     key: String,
     #[serde(default)]
     next: String,
+}
+
+/// They need no key. `auth` checks keys.
+pub fn routes(auth: Auth) -> Routes {
+    Routes::new()
+        .open_route("/login", "The form to log in", get(form).page())
+        .open_route(
+            "/login",
+            "Keep a key in the browser",
+            post(log_in).body_bytes_max(BODY_BYTES_MAX).page(),
+        )
+        .open_route("/logout", "Forget the key in the browser", post(log_out).page())
+        .with_state(auth)
 }
 
 /// The address of the form, from which a person gets to `next`.
@@ -54,8 +67,8 @@ fn local(next: &str) -> &str {
     }
 }
 
-pub async fn form(State(site): State<Site>, Query(asked): Query<Asked>) -> Response {
-    if !site.auth().required() {
+async fn form(State(auth): State<Auth>, Query(asked): Query<Asked>) -> Response {
+    if !auth.required() {
         return Redirect::to("/").into_response();
     }
     let next = asked.next.unwrap_or_default();
@@ -89,8 +102,8 @@ fn filled(next: &str, wrong: Option<&str>) -> Markup {
     document("Log in", None, &html! {}, &main)
 }
 
-pub async fn log_in(
-    State(site): State<Site>,
+async fn log_in(
+    State(auth): State<Auth>,
     guesses: Option<Extension<Guesses>>,
     method: Method,
     uri: Uri,
@@ -108,7 +121,7 @@ pub async fn log_in(
     check_origin(&method, &uri, &headers)?;
     let (key, next) = (key.trim(), local(&next));
     let guesses = guesses.map(|Extension(guesses)| guesses).unwrap_or_default();
-    let refused = match site.auth().holder(Some(key), &guesses).await {
+    let refused = match auth.holder(Some(key), &guesses).await {
         Ok(_) => None,
         Err(problem) if problem.status == StatusCode::UNAUTHORIZED => Some("This key is unknown, expired or revoked."),
         Err(problem) => return Err(problem),
@@ -125,7 +138,7 @@ pub async fn log_in(
     }
 }
 
-pub async fn log_out(method: Method, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
+async fn log_out(method: Method, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
     check_origin(&method, &uri, &headers)?;
     let mut response = Redirect::to("/login").into_response();
     for cookie in cookie::removed() {
@@ -149,30 +162,13 @@ fn check_origin(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::dead_letters::NoDeadLetters;
-    use crate::page::texts::NoTexts;
     use axum::body::Body;
     use axum::http::Request;
-    use edge::auth::Auth;
-    use std::sync::Arc;
-    use tokio_util::sync::CancellationToken;
     use tower::ServiceExt;
-
-    fn site(auth: Auth) -> Site {
-        let pool = sqlx::PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").unwrap();
-        Site::new(
-            pool,
-            "demo",
-            auth,
-            Arc::new(NoTexts),
-            Arc::new(NoDeadLetters),
-            CancellationToken::new(),
-        )
-    }
 
     async fn send(request: axum::http::request::Builder, body: &str) -> Response {
         let auth = Auth::fixed(Some("spring_right"));
-        let router = crate::page::open_routes(site(auth.clone())).protected_by(&auth, "page");
+        let router = routes(auth.clone()).protected_by(&auth, "page");
         let request = request.body(Body::from(body.to_owned())).unwrap();
         router.oneshot(request).await.unwrap()
     }
@@ -251,7 +247,7 @@ mod tests {
     #[tokio::test]
     async fn where_no_key_is_needed_there_is_nothing_to_log_in_to() {
         let auth = Auth::fixed(None);
-        let router = crate::page::open_routes(site(auth.clone())).protected_by(&auth, "page");
+        let router = routes(auth.clone()).protected_by(&auth, "page");
         let request = Request::get("/login").body(Body::empty()).unwrap();
         let response = router.oneshot(request).await.unwrap();
         assert_eq!(response.headers()[header::LOCATION], "/");

@@ -9,30 +9,26 @@
 //! Each module of [`sections`] is one section: SQL that reads rows, and pure functions from rows to
 //! markup. The pages load nothing from elsewhere, and have no build step.
 //!
-//! This crate writes no table, and decides nothing: what a button does is up to the crates behind
-//! `/v1`. Prompts and answers are read by [`texts::Texts`], for those who may, and dead letters by
-//! [`dead_letters::DeadLetters`].
+//! Pages decide nothing: what a button does is up to the crates behind `/v1`. What several pages need is in
+//! files below all of them; only `stream` and the routes know every section.
 
 mod assets;
 mod browsers;
-pub mod dead_letters;
-mod figures;
 mod layout;
 mod live;
 mod login;
-pub mod rewards;
 mod sections;
-mod site;
-pub mod texts;
-pub mod trained;
+pub mod site;
+mod stream;
 mod viewer;
+mod watched;
 mod words;
 
 pub use browsers::for_browsers;
 pub use sections::releases::decisions;
-pub use site::{Reader, Site, reader, unavailable};
+pub use site::Site;
 
-use edge::auth::Scope;
+use edge::auth::{Auth, Scope};
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
 
@@ -142,22 +138,14 @@ pub fn routes(site: Site) -> Routes {
             read,
             "/live",
             "The parts of a page that change, as server-sent events",
-            get(live::stream),
+            get(stream::stream),
         )
         .with_state(site)
 }
 
-/// What needs no key: logging in, and the files that the pages load.
-pub fn open_routes(site: Site) -> Routes {
-    Routes::new()
-        .open_route("/login", "The form to log in", get(login::form).page())
-        .open_route(
-            "/login",
-            "Keep a key in the browser",
-            post(login::log_in).body_bytes_max(login::BODY_BYTES_MAX).page(),
-        )
-        .open_route("/logout", "Forget the key in the browser", post(login::log_out).page())
+/// What needs no key: logging in, and the files that the pages load. `auth`: what checks keys.
+pub fn open_routes(auth: Auth) -> Routes {
+    login::routes(auth)
         .open_route("/page.js", "The script of the pages", get(assets::script))
         .open_route("/page.css", "The style sheet of the pages", get(assets::style))
-        .with_state(site)
 }

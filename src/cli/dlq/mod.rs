@@ -11,8 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use control::dead_letters::{self, Filter};
-use control::page::dead_letters::Count;
+use control::dead_letters::{self, Count, Filter};
 use event_log::{DlqPosition, DlqReader};
 
 use super::App;

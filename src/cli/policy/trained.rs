@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use artifact::manifest::RunStep;
-use control::page::trained::{self, Step};
+use control::trained::{self, Step};
 use time::OffsetDateTime;
 use time::macros::format_description;
 
@@ -60,7 +60,7 @@ impl Trained {
 
 async fn read(config: &Config, made_by: RunStep) -> anyhow::Result<Option<Step>> {
     let pool = database::connect_now(config).await?;
-    let mut reader = control::page::reader(&pool, None).await.context("begin to read")?;
+    let mut reader = control::tables::reader(&pool, None).await.context("begin to read")?;
     let step = trained::of_step(&mut reader, made_by.run, made_by.step, None).await;
     step.context("read what the step was trained on")
 }
@@ -100,7 +100,7 @@ fn utc(time: OffsetDateTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use control::page::trained::{Dropped, Group};
+    use control::trained::{Dropped, Group};
     use serde_json::json;
     use time::macros::datetime;
     use uuid::Uuid;

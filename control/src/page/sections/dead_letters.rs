@@ -13,8 +13,9 @@ use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::trajectories::filled;
-use crate::page::dead_letters::{Asked, Count, Listed};
+use crate::api::dead_letters::{Asked, Listed};
+use crate::dead_letters::Count;
+use crate::fields::filled;
 use crate::page::layout::{Action, Input, Page, Region, Shown, button, dialogs, table, text};
 use crate::page::site::Site;
 use crate::page::viewer::Viewer;
@@ -58,7 +59,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(filter): Query
         open: filter.open.unwrap_or(true),
         ..Asked::default()
     };
-    let listed = site.dead_letters().list(&asked).await?;
+    let listed = site.dead_letters().newest(&asked).await?;
     let (causes, letters) = (causes(&listed), letters(&listed));
     let [command, request] = sources(&asked);
     let regions = [

@@ -8,12 +8,12 @@ use edge::query::Query;
 use maud::{Markup, html};
 use report::number::{decimal, percent};
 
-use super::{Hours, Span};
-use crate::page::layout::{Region, Shown, table, text, tile};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Region, Shown, framed, table, text, tile};
+use crate::page::site::Site;
 use crate::page::viewer::{Audience, Viewer};
+use crate::page::watched::{Hours, Span, Watched};
 use crate::page::words::count;
+use crate::tables::unavailable;
 
 /// Answers of one arm that were scored, or not, in the same way.
 #[derive(Debug, Clone)]
@@ -164,7 +164,16 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(hours): Query<
     let span = hours.span()?;
     let lead = html! { "What users made of answers, and how many stay without a score." };
     let parts = [lead, span.choice("/feedback"), elsewhere()];
-    super::watched(&site, &viewer, Watched::Feedback(span), "Feedback", "/feedback", parts).await
+    let regions = regions(&site, &viewer.audience, span).await?;
+    Ok(framed(
+        &site,
+        &viewer,
+        Watched::Feedback(span),
+        "Feedback",
+        "/feedback",
+        parts,
+        &regions,
+    ))
 }
 
 #[cfg(test)]

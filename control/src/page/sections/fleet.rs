@@ -9,11 +9,12 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::page::layout::{Region, Shown, table, text, tile};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Region, Shown, framed, table, text, tile};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
+use crate::page::watched::Watched;
 use crate::page::words::{ago, clock, version};
+use crate::tables::unavailable;
 
 /// What a replica last said of itself.
 #[derive(Debug, Clone)]
@@ -235,15 +236,16 @@ fn swapped(swaps: &[Swap], now: OffsetDateTime) -> Markup {
 
 pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Problem> {
     let lead = html! { "What each replica holds, and how long new versions take to arrive." };
-    super::watched(
+    let regions = regions(&site).await?;
+    Ok(framed(
         &site,
         &viewer,
         Watched::Fleet,
         "Fleet",
         "/fleet",
         [lead, html! {}, html! {}],
-    )
-    .await
+        &regions,
+    ))
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::page::layout::{Page, Region, Shown, table, text};
-use crate::page::site::{Site, unavailable};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, clock, short};
+use crate::tables::unavailable;
 
 #[derive(Debug)]
 struct Key {

@@ -11,12 +11,13 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Hours, Span};
-use crate::page::layout::{Action, Input, Region, Shown, actions, table, text, tile};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::fields::encoded;
+use crate::page::layout::{Action, Input, Region, Shown, actions, framed, table, text, tile};
+use crate::page::site::Site;
 use crate::page::viewer::{Audience, Viewer};
+use crate::page::watched::{Hours, Span, Watched};
 use crate::page::words::{ago, clock, count, version, version_or_none};
+use crate::tables::unavailable;
 
 /// Steps of the curves.
 const STEPS_MAX: i64 = 300;
@@ -165,7 +166,16 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(hours): Query<
     let lead = html! { "What the realtime run has learned from users, what worried it, and what it did not train on." };
     let bottom = run.map_or(html! {}, |run| decide(&run, &viewer.audience));
     let parts = [lead, span.choice("/learning"), bottom];
-    super::watched(&site, &viewer, Watched::Learning(span), "Learning", "/learning", parts).await
+    let regions = regions(&site, span).await?;
+    Ok(framed(
+        &site,
+        &viewer,
+        Watched::Learning(span),
+        "Learning",
+        "/learning",
+        parts,
+        &regions,
+    ))
 }
 
 fn shown(data: &Data, span: Span, now: OffsetDateTime) -> Vec<Region> {
@@ -225,7 +235,7 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
                 html! { @if let Some(requested) = &run.requested { "asked to " (requested) } },
             ]))
             (tile("Steps", &text(count(run.steps_done)), &[
-                html! { "on the line " a href=(format!("/versions?line={}", super::trajectories::encoded(&run.line))) { (run.line) } },
+                html! { "on the line " a href=(format!("/versions?line={}", encoded(&run.line))) { (run.line) } },
             ]))
             (tile("Head", &version_or_none(run.head), &[
                 html! { @if let Some(last) = last { "last step " (ago(last.committed_at, now)) } },

@@ -6,12 +6,13 @@ use edge::query::Query;
 use maud::{Markup, html};
 use report::number::percent;
 
-use super::{Hours, Span};
-use crate::page::layout::{Region, Shown, table, text, tile};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::fields::encoded;
+use crate::page::layout::{Region, Shown, framed, table, text, tile};
+use crate::page::site::Site;
 use crate::page::viewer::{Audience, Viewer};
+use crate::page::watched::{Hours, Span, Watched};
 use crate::page::words::count;
+use crate::tables::unavailable;
 
 /// In the order of a generation's life.
 const DISPOSITIONS: [&str; 7] = ["open", "queued", "trained", "censored", "dropped", "held_out", "erased"];
@@ -106,7 +107,7 @@ fn codes(rows: &[Row], stored: i64) -> Markup {
                 html! { b { (row.disposition.replace('_', " ")) } },
                 html! {
                     @match &row.code {
-                        Some(code) => a href=(format!("/trajectories?code={}", super::trajectories::encoded(code))) { (code) },
+                        Some(code) => a href=(format!("/trajectories?code={}", encoded(code))) { (code) },
                         None => "–",
                     }
                 },
@@ -123,7 +124,16 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(hours): Query<
     let span = hours.span()?;
     let lead = html! { "Every generation becomes exactly one thing, or the counts would not add up." };
     let parts = [lead, span.choice("/ledger"), html! {}];
-    super::watched(&site, &viewer, Watched::Ledger(span), "Ledger", "/ledger", parts).await
+    let regions = regions(&site, &viewer.audience, span).await?;
+    Ok(framed(
+        &site,
+        &viewer,
+        Watched::Ledger(span),
+        "Ledger",
+        "/ledger",
+        parts,
+        &regions,
+    ))
 }
 
 #[cfg(test)]

@@ -10,11 +10,12 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::page::layout::{Action, Input, Region, Shown, actions, table, text};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Action, Input, Region, Shown, actions, framed, table, text};
+use crate::page::site::Site;
 use crate::page::viewer::{Audience, Viewer};
+use crate::page::watched::Watched;
 use crate::page::words::{ago, clock, version, version_or_none};
+use crate::tables::unavailable;
 
 /// A canary in the list.
 #[derive(Debug, Clone)]
@@ -133,7 +134,7 @@ async fn read(reader: &mut PgConnection, policy: &str) -> sqlx::Result<(Vec<List
     Ok((canaries, moves))
 }
 
-pub async fn regions(site: &Site, _audience: &Audience) -> Result<Vec<Region>, Problem> {
+pub async fn regions(site: &Site) -> Result<Vec<Region>, Problem> {
     let mut reader = site.read(Some("")).await?;
     let (canaries, moves) = read(&mut reader, site.policy()).await.map_err(unavailable)?;
     Ok(shown(&canaries, &moves, OffsetDateTime::now_utc()))
@@ -228,7 +229,16 @@ fn propose(audience: &Audience) -> Markup {
 pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Problem> {
     let lead = html! { "Versions that are tried on some users first, and every move of an alias." };
     let parts = [lead, html! {}, propose(&viewer.audience)];
-    super::watched(&site, &viewer, Watched::Releases, "Releases", "/releases", parts).await
+    let regions = regions(&site).await?;
+    Ok(framed(
+        &site,
+        &viewer,
+        Watched::Releases,
+        "Releases",
+        "/releases",
+        parts,
+        &regions,
+    ))
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use maud::{Markup, html};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::page::layout::{Region, Shown, table, text};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Region, Shown, framed, table, text};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
+use crate::page::watched::Watched;
 use crate::page::words::{ago, short, version_or_none};
+use crate::tables::unavailable;
 
 #[derive(Debug)]
 struct Run {
@@ -90,15 +91,16 @@ fn shown(runs: &[Run], now: OffsetDateTime) -> Markup {
 
 pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Problem> {
     let lead = html! { "Training, evaluations and exports. A run's page has its curves; /runs/compare?ids=A,B puts two side by side." };
-    super::watched(
+    let regions = regions(&site).await?;
+    Ok(framed(
         &site,
         &viewer,
         Watched::Runs,
         "Runs",
         "/runs",
         [lead, html! {}, html! {}],
-    )
-    .await
+        &regions,
+    ))
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@ use report::chart::{Axis, Chart, Point, Series};
 use report::number::{decimal, percent};
 use time::OffsetDateTime;
 
-use crate::page::layout::{Region, Shown, table, text};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Region, Shown, framed, table, text};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
+use crate::page::watched::Watched;
 use crate::page::words::{ago, clock};
+use crate::tables::unavailable;
 
 /// One minute of one engine.
 #[derive(Debug)]
@@ -183,15 +184,16 @@ fn hour(minutes: &[Minute], now: OffsetDateTime) -> Markup {
 
 pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Problem> {
     let lead = html! { "What production leaves of the engines, and what rollouts use of it." };
-    super::watched(
+    let regions = regions(&site).await?;
+    Ok(framed(
         &site,
         &viewer,
         Watched::Tide,
         "Tide",
         "/tide",
         [lead, html! {}, html! {}],
-    )
-    .await
+        &regions,
+    ))
 }
 
 #[cfg(test)]

@@ -9,18 +9,18 @@ use axum::extract::State;
 use edge::Problem;
 use edge::query::Query;
 use maud::{Markup, html};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use report::number::decimal;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use sqlx::PgConnection;
-use std::str::FromStr;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::fields::{encoded, filled};
 use crate::page::layout::{Page, Region, Shown, table, text};
-use crate::page::site::{Site, unavailable};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{clock, count, short, version};
+use crate::tables::unavailable;
 
 /// Generations that are looked through for those that match.
 const LOOKED_MAX: i64 = 10_000;
@@ -48,15 +48,6 @@ pub struct Asked {
     before: Option<Uuid>,
 }
 
-/// An empty field of a form is none.
-pub fn filled<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(value: D) -> Result<Option<T>, D::Error> {
-    let text = Option::<String>::deserialize(value)?.unwrap_or_default();
-    match text.trim() {
-        "" => Ok(None),
-        text => text.parse().map(Some).map_err(serde::de::Error::custom),
-    }
-}
-
 #[derive(Debug)]
 struct Row {
     id: Uuid,
@@ -75,11 +66,6 @@ struct Row {
     /// The same in all rows: how many were looked through, and the oldest of them.
     looked: i64,
     oldest: Option<Uuid>,
-}
-
-/// For a part of an address.
-pub fn encoded(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 impl Asked {

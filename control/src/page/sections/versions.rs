@@ -16,11 +16,13 @@ use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
+use crate::fields::encoded;
 use crate::page::layout::{Page, Region, Shown, table, text};
-use crate::page::rewards::{self, Of, Period};
-use crate::page::site::{Site, unavailable};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, bytes, count, version, version_or_none};
+use crate::rewards::{self, Of, Period};
+use crate::tables::unavailable;
 
 const VERSIONS_MAX: i64 = 30;
 /// Of `champion`, beside the last one: how long periods are, and how long ago they ended.
@@ -269,7 +271,7 @@ fn older(versions: &[Version], asked: &Asked) -> Markup {
     let line = asked.line.as_deref().unwrap_or_default();
     html! {
         @if let Some(last) = last {
-            p { a href=(format!("/versions?before={last}&line={}", super::trajectories::encoded(line))) { "Older versions" } }
+            p { a href=(format!("/versions?before={last}&line={}", encoded(line))) { "Older versions" } }
         }
     }
 }
@@ -385,7 +387,7 @@ mod tests {
 
     #[test]
     fn champion_now_stands_beside_what_it_was() {
-        use crate::page::rewards::tests::period;
+        use crate::rewards::tests::period;
         let hour = period(41, &[0.0, 0.1, 0.1, 0.2]);
         let many = |reward: f64| -> Vec<f64> { (0..24).map(|user| reward + 0.1 * f64::from(user % 2)).collect() };
         let now = period(41, &many(0.0));

@@ -4,11 +4,11 @@ use maud::{Markup, html};
 use report::number::percent;
 use time::OffsetDateTime;
 
-use super::{Alias, Arm, Canary, Data};
+use super::read::{Alias, Arm, Canary, Data};
+use crate::fields::encoded;
 use crate::page::layout::{Action, Input, Region, actions, table, text, tile};
 use crate::page::sections::fleet::Replica;
 use crate::page::sections::releases::state;
-use crate::page::sections::trajectories::encoded;
 use crate::page::viewer::Audience;
 use crate::page::words::{age, ago, version};
 

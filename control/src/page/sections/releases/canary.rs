@@ -13,11 +13,12 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{decisions, state};
-use crate::page::layout::{Action, Input, Region, Shown, actions, table, text, tile};
-use crate::page::live::Watched;
-use crate::page::site::{Site, unavailable};
+use crate::page::layout::{Action, Input, Region, Shown, actions, framed, table, text, tile};
+use crate::page::site::Site;
 use crate::page::viewer::{Audience, Viewer};
+use crate::page::watched::Watched;
 use crate::page::words::{age, ago, clock, count, version, version_or_none};
+use crate::tables::unavailable;
 
 #[derive(Debug, Clone)]
 pub struct Canary {
@@ -89,7 +90,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Path(id): Path<Uuid>
         @if !canary.reason.is_empty() { ": " (canary.reason) }
     };
     let parts = [lead, html! {}, decide(&canary, &viewer.audience)];
-    Ok(super::super::framed(
+    Ok(framed(
         &site,
         &viewer,
         Watched::Canary(id),

@@ -13,9 +13,10 @@ use uuid::Uuid;
 
 use super::{NO_TEXT, texts};
 use crate::page::layout::{Page, Region, Shown, table, text};
-use crate::page::site::{Site, unavailable};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, clock, count, short, version};
+use crate::tables::unavailable;
 
 #[derive(Debug)]
 struct Trajectory {

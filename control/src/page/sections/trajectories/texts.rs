@@ -11,9 +11,9 @@ use report::number::decimal;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::api::texts::{Asked, Text};
 use crate::page::layout::{Page, Region, Shown};
 use crate::page::site::Site;
-use crate::page::texts::{Asked, Text};
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, short, version};
 

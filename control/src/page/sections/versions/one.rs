@@ -13,13 +13,14 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Use, Version, made_by, uses};
-use crate::page::figures::Figures;
+use crate::figures::Figures;
 use crate::page::layout::{Page, Region, table, text};
-use crate::page::rewards::{self, Of};
-use crate::page::site::{Site, unavailable};
-use crate::page::trained::{self, Step};
+use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, bytes, clock, count, short, version, version_or_none};
+use crate::rewards::{self, Of};
+use crate::tables::unavailable;
+use crate::trained::{self, Step};
 
 /// Trajectories of the step that are listed.
 const TRAINED_MAX: i64 = 20;

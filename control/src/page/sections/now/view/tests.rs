@@ -1,5 +1,5 @@
 use super::*;
-use crate::page::sections::now::Good;
+use crate::page::sections::now::read::Good;
 use serde_json::json;
 use time::macros::datetime;
 use uuid::Uuid;

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use crate::page::figures::{self, Figures};
+use crate::figures::{self, Figures};
 
 /// Answers of one period that are read: the newest ones.
 pub const ANSWERS_MAX: i64 = 1_000;
@@ -169,7 +169,7 @@ pub async fn read(
     let begins: Vec<OffsetDateTime> = ends.iter().map(|end| end.saturating_sub(length)).collect();
     let rows = sqlx::query_file_as!(
         Row,
-        "src/page/rewards.sql",
+        "src/rewards.sql",
         of.policy,
         of.arm,
         &begins,
@@ -185,7 +185,7 @@ pub async fn read(
 pub async fn read_versions(reader: &mut PgConnection, of: Of<'_>, versions: &[i64]) -> sqlx::Result<Vec<Period>> {
     let rows = sqlx::query_file_as!(
         Row,
-        "src/page/rewards_by_version.sql",
+        "src/rewards_by_version.sql",
         of.policy,
         of.arm,
         versions,

@@ -128,7 +128,7 @@ pub async fn of_step(
     .fetch_optional(&mut *reader)
     .await?;
     let Some(row) = found else { return Ok(None) };
-    let groups = sqlx::query_file_as!(Group, "src/page/trained/groups.sql", run, step, tenant)
+    let groups = sqlx::query_file_as!(Group, "src/trained/groups.sql", run, step, tenant)
         .fetch_all(&mut *reader)
         .await?;
     let since = row.before.max(row.committed_at - DROPPED_MAX);
@@ -138,7 +138,7 @@ pub async fn of_step(
             let earliest = oldest - DROPPED_EARLIER;
             sqlx::query_file_as!(
                 Dropped,
-                "src/page/trained/dropped.sql",
+                "src/trained/dropped.sql",
                 run,
                 since,
                 row.committed_at,

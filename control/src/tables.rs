@@ -1,0 +1,43 @@
+//! Tables are read in one snapshot, in bounded time, and only as far as the viewer may.
+
+use edge::Problem;
+use sqlx::{PgPool, Postgres, Transaction};
+
+/// For one statement, in milliseconds.
+const STATEMENT_MS_MAX: &str = "5000";
+
+/// A transaction that reads.
+pub type Reader = Transaction<'static, Postgres>;
+
+/// One snapshot of all tables, whose statements end in time. Row-level security shows it the rows of
+/// `tenant`, or all.
+pub async fn reader(pool: &PgPool, tenant: Option<&str>) -> Result<Reader, Problem> {
+    let begin = "begin isolation level repeatable read read only";
+    let mut reader = pool.begin_with(begin).await.map_err(unavailable)?;
+    sqlx::query!(
+        "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
+                    set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,
+                    set_config('statement_timeout', $2, true) as statement_timeout",
+        tenant,
+        STATEMENT_MS_MAX
+    )
+    .fetch_one(&mut *reader)
+    .await
+    .map_err(unavailable)?;
+    Ok(reader)
+}
+
+/// What the caller is told if the database does not answer, or not in time.
+pub fn unavailable(error: sqlx::Error) -> Problem {
+    let code = error.as_database_error().and_then(|error| error.code());
+    if code.as_deref() == Some("57014") {
+        return Problem::unavailable(
+            "the database needs too long for this: ask for less, or for a shorter time",
+            30,
+        );
+    }
+    Problem::of_database(error, |error| {
+        tracing::warn!(%error, "a request to the database failed");
+        Problem::unavailable("the database does not answer", 2)
+    })
+}
