@@ -29,7 +29,8 @@ pub struct Period {
     pub aborted: i64,
     /// Requests whose user left before the first token. They are no answers.
     pub not_begun: i64,
-    rewards: Clusters<(String, String)>,
+    /// By tenant and user.
+    pub rewards: Clusters<(String, String)>,
     /// Its answers.
     ids: Vec<Uuid>,
     figures: Option<Figures>,
@@ -101,6 +102,11 @@ impl Period {
 
     pub fn interval(&self) -> Option<[f64; 2]> {
         self.rewards.interval().map(|interval| interval.ci95)
+    }
+
+    /// A number of its answers as a share of them. `None`: there are none.
+    pub fn share(&self, count: i64) -> Option<f64> {
+        (self.answers > 0).then(|| count as f64 / self.answers as f64)
     }
 
     /// See [`add_figures`].
@@ -181,8 +187,13 @@ pub async fn read(
     Ok(periods(rows.fetch_all(reader).await?, ages.len()))
 }
 
-/// What users did with the newest answers of these versions, in their order.
-pub async fn read_versions(reader: &mut PgConnection, of: Of<'_>, versions: &[i64]) -> sqlx::Result<Vec<Period>> {
+/// What users did with the newest answers of each of these versions, in their order.
+pub async fn read_versions(
+    reader: &mut PgConnection,
+    of: Of<'_>,
+    versions: &[i64],
+    answers_max: i64,
+) -> sqlx::Result<Vec<Period>> {
     let rows = sqlx::query_file_as!(
         Row,
         "src/rewards_by_version.sql",
@@ -190,7 +201,7 @@ pub async fn read_versions(reader: &mut PgConnection, of: Of<'_>, versions: &[i6
         of.arm,
         versions,
         of.tenant,
-        ANSWERS_MAX,
+        answers_max,
         of.surface
     );
     Ok(periods(rows.fetch_all(reader).await?, versions.len()))

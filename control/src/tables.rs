@@ -3,8 +3,10 @@
 use edge::Problem;
 use sqlx::{PgPool, Postgres, Transaction};
 
-/// For one statement, in milliseconds.
+/// For one statement, in milliseconds. A held snapshot keeps retention from dropping weeks.
 const STATEMENT_MS_MAX: &str = "5000";
+/// The same, for one about all generations.
+pub const LONG_STATEMENT_MS_MAX: &str = "20000";
 
 /// A transaction that reads.
 pub type Reader = Transaction<'static, Postgres>;
@@ -12,6 +14,11 @@ pub type Reader = Transaction<'static, Postgres>;
 /// One snapshot of all tables, whose statements end in time. Row-level security shows it the rows of
 /// `tenant`, or all.
 pub async fn reader(pool: &PgPool, tenant: Option<&str>) -> Result<Reader, Problem> {
+    reader_within(pool, tenant, STATEMENT_MS_MAX).await
+}
+
+/// The same, with another time for each statement.
+pub async fn reader_within(pool: &PgPool, tenant: Option<&str>, statement_ms_max: &str) -> Result<Reader, Problem> {
     let begin = "begin isolation level repeatable read read only";
     let mut reader = pool.begin_with(begin).await.map_err(unavailable)?;
     sqlx::query!(
@@ -19,7 +26,7 @@ pub async fn reader(pool: &PgPool, tenant: Option<&str>) -> Result<Reader, Probl
                     set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,
                     set_config('statement_timeout', $2, true) as statement_timeout",
         tenant,
-        STATEMENT_MS_MAX
+        statement_ms_max
     )
     .fetch_one(&mut *reader)
     .await

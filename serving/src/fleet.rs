@@ -22,7 +22,7 @@ use edge::path::Path;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgExecutor, PgPool};
 use std::sync::Arc;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -192,37 +192,43 @@ async fn post_report(
 
 #[derive(Debug, Serialize)]
 struct Replicas {
-    replicas: Vec<ReplicaView>,
+    replicas: Vec<Replica>,
 }
 
-#[derive(Debug, Serialize)]
-struct ReplicaView {
-    id: String,
-    cluster: String,
-    policy: String,
-    address: String,
-    epoch: i64,
-    resident: serde_json::Value,
-    ready: bool,
+/// What a replica last said of itself.
+#[derive(Debug, Clone, Serialize)]
+pub struct Replica {
+    pub id: String,
+    pub cluster: String,
+    pub policy: String,
+    pub address: String,
+    pub epoch: i64,
+    /// As [`ReportedVersion`] says.
+    pub resident: serde_json::Value,
+    pub ready: bool,
     #[serde(with = "time::serde::rfc3339")]
-    reported_at: OffsetDateTime,
+    pub reported_at: OffsetDateTime,
     /// Whether the last report is so old that the other fields may be out of date.
-    silent: bool,
+    pub silent: bool,
 }
 
 async fn list_replicas(State(fleet): State<Fleet>) -> Result<Json<Replicas>, Problem> {
-    let replicas = sqlx::query_as!(
-        ReplicaView,
+    let replicas = replicas(&fleet.pool, &fleet.policy).await.map_err(unavailable)?;
+    Ok(Json(Replicas { replicas }))
+}
+
+/// The replicas of a policy.
+pub async fn replicas(executor: impl PgExecutor<'_>, policy: &str) -> sqlx::Result<Vec<Replica>> {
+    sqlx::query_as!(
+        Replica,
         r#"select id, cluster, policy, address, epoch, resident, ready, reported_at,
                   reported_at < now() - make_interval(secs => $1) as "silent!"
            from replica where policy = $2 order by id"#,
         edge::REPLICA_SILENT_SECONDS,
-        &*fleet.policy
+        policy
     )
-    .fetch_all(&fleet.pool)
+    .fetch_all(executor)
     .await
-    .map_err(unavailable)?;
-    Ok(Json(Replicas { replicas }))
 }
 
 async fn post_swap(
@@ -271,17 +277,26 @@ struct Swaps {
 
 async fn list_swaps(State(fleet): State<Fleet>, Query(query): Query<SwapQuery>) -> Result<Json<Swaps>, Problem> {
     let limit = page_limit(query.limit, 100, PAGE_MAX)?;
-    let swaps = sqlx::query_as!(
+    let swaps = swaps(&fleet.pool, &fleet.policy, query.replica.as_deref(), limit).await;
+    swaps.map(|swaps| Json(Swaps { swaps })).map_err(unavailable)
+}
+
+/// The newest swaps, of all replicas of the policy or of one.
+pub async fn swaps(
+    executor: impl PgExecutor<'_>,
+    policy: &str,
+    replica: Option<&str>,
+    limit: i64,
+) -> sqlx::Result<Vec<Swap>> {
+    sqlx::query_as!(
         Swap,
         "select id, replica, policy, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at
          from swap where ($1::text is null or replica = $1) and policy = $3
          order by id desc limit $2",
-        query.replica,
+        replica,
         limit,
-        &*fleet.policy
+        policy
     )
-    .fetch_all(&fleet.pool)
+    .fetch_all(executor)
     .await
-    .map_err(unavailable)?;
-    Ok(Json(Swaps { swaps }))
 }

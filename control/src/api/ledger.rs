@@ -7,12 +7,11 @@ use edge::auth::Principal;
 use edge::json::Json;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 
-use super::snapshot::show;
 use crate::caller::visible_tenant;
-use crate::tables::unavailable;
+use crate::tables::{LONG_STATEMENT_MS_MAX, reader_within, unavailable};
 
 /// Selects generations; without fields, all.
 #[derive(Debug, Default, Deserialize)]
@@ -60,16 +59,13 @@ pub async fn ledger(
     Query(filter): Query<Filter>,
 ) -> Result<Json<Ledger>, Problem> {
     let tenant = visible_tenant(&principal, filter.tenant.as_deref())?;
-    let ledger = read(&pool, &filter, tenant).await;
+    let mut snapshot = reader_within(&pool, tenant, LONG_STATEMENT_MS_MAX).await?;
+    let ledger = read(&mut snapshot, &filter, tenant).await;
     ledger.map(Json).map_err(unavailable)
 }
 
 /// `tenant`: only what it logged.
-async fn read(pool: &PgPool, filter: &Filter, tenant: Option<&str>) -> sqlx::Result<Ledger> {
-    let mut snapshot = pool
-        .begin_with("begin isolation level repeatable read read only")
-        .await?;
-    show(&mut snapshot, tenant).await?;
+async fn read(snapshot: &mut PgConnection, filter: &Filter, tenant: Option<&str>) -> sqlx::Result<Ledger> {
     let stored = sqlx::query_file_scalar!(
         "src/api/ledger/stored.sql",
         filter.policy,

@@ -6,5 +6,4 @@ pub mod ledger;
 pub mod origin;
 pub mod report;
 pub mod rewards;
-mod snapshot;
 pub mod texts;

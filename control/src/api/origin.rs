@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use hex::encode as hex;
 
-use super::snapshot::show;
 use crate::caller::visible_tenant;
+use crate::tables::{LONG_STATEMENT_MS_MAX, reader_within};
 
 #[derive(Debug, Serialize)]
 pub struct Origin {
@@ -90,7 +90,8 @@ pub async fn origin(
     Path(id): Path<Uuid>,
 ) -> Result<Json<Origin>, Problem> {
     let tenant = visible_tenant(&principal, None)?;
-    read(&pool, tenant, id).await.map(Json)
+    let mut snapshot = reader_within(&pool, tenant, LONG_STATEMENT_MS_MAX).await?;
+    read(&mut snapshot, tenant, id).await.map(Json)
 }
 
 fn database(error: sqlx::Error) -> Problem {
@@ -98,9 +99,7 @@ fn database(error: sqlx::Error) -> Problem {
 }
 
 /// `tenant`: the only one to show.
-async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, Problem> {
-    let mut snapshot = pool.begin_with("begin read only").await.map_err(database)?;
-    show(&mut snapshot, tenant).await.map_err(database)?;
+async fn read(snapshot: &mut PgConnection, tenant: Option<&str>, id: Uuid) -> Result<Origin, Problem> {
     let found = sqlx::query!(
         r#"select g.tenant_id, g.policy, g.version, g.root, g.version_spans, g.line, g.arm, g.replica, g.purpose,
                   g.sampled_at, l.disposition as "disposition!", l.code,
@@ -138,12 +137,12 @@ async fn read(pool: &PgPool, tenant: Option<&str>, id: Uuid) -> Result<Origin, P
     }
     let (step, trajectories, trajectories_hidden) = match row.run_id.zip(row.step) {
         Some((run, step)) => {
-            let trajectories = trajectories_of(&mut snapshot, run, step, tenant)
+            let trajectories = trajectories_of(&mut *snapshot, run, step, tenant)
                 .await
                 .map_err(database)?;
             let shown = i64::try_from(trajectories.len()).unwrap_or(i64::MAX);
-            let hidden = trained_on(&mut snapshot, run, step).await.map_err(database)? - shown;
-            let step = step_of(&mut snapshot, run, step).await.map_err(database)?;
+            let hidden = trained_on(&mut *snapshot, run, step).await.map_err(database)? - shown;
+            let step = step_of(&mut *snapshot, run, step).await.map_err(database)?;
             (Some(step), trajectories, hidden.max(0))
         }
         None => (None, Vec::new(), 0),

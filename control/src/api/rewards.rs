@@ -65,7 +65,7 @@ pub async fn rewards(
     }
     let versions = serials(versions).map_err(Problem::bad_request)?;
     let mut reader = site.read(tenant).await?;
-    let found = rewards::read_versions(&mut reader, of, &versions).await;
+    let found = rewards::read_versions(&mut reader, of, &versions, rewards::ANSWERS_MAX).await;
     let mut found = found.map_err(unavailable)?;
     let added = rewards::add_figures(&mut reader, &mut found).await;
     added.map_err(unavailable)?;

@@ -15,7 +15,7 @@ pub mod leases;
 pub mod offline;
 pub mod preference;
 pub mod runs;
-mod versions;
+pub mod versions;
 
 pub use grpo::Config;
 

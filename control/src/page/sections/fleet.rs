@@ -6,7 +6,7 @@ use maud::{Markup, html};
 use report::chart::{Axis, Chart, Point, Series};
 use report::number::decimal;
 use serde_json::Value;
-use sqlx::PgConnection;
+use serving::fleet::{self, Replica, Swap};
 use time::OffsetDateTime;
 
 use crate::page::layout::{Region, Shown, framed, table, text, tile};
@@ -16,92 +16,31 @@ use crate::page::watched::Watched;
 use crate::page::words::{ago, clock, version};
 use crate::tables::unavailable;
 
-/// What a replica last said of itself.
-#[derive(Debug, Clone)]
-pub struct Replica {
-    pub id: String,
-    pub cluster: String,
-    pub address: String,
-    pub epoch: i64,
-    pub resident: Value,
-    pub ready: bool,
-    pub reported_at: OffsetDateTime,
+const SWAPS_MAX: i64 = 60;
+
+/// Whether it answers requests to `alias` with this version.
+pub fn serves(replica: &Replica, alias: &str, version: i64) -> bool {
+    held(replica).any(|(held, aliases)| held == Some(version) && aliases.iter().any(|name| name == alias))
 }
 
-impl Replica {
-    pub fn is_silent(&self, now: OffsetDateTime) -> bool {
-        (now - self.reported_at).as_seconds_f64() > edge::REPLICA_SILENT_SECONDS
-    }
-
-    /// Whether it answers requests to `alias` with this version.
-    pub fn serves(&self, alias: &str, version: i64) -> bool {
-        self.held()
-            .any(|(held, aliases)| held == Some(version) && aliases.iter().any(|name| name == alias))
-    }
-
-    /// The versions in its memory, with the aliases of each.
-    fn held(&self) -> impl Iterator<Item = (Option<i64>, &[Value])> {
-        let rows = self.resident.as_array().into_iter().flatten();
-        rows.map(|row| {
-            (
-                row["version"].as_i64(),
-                row["aliases"].as_array().map_or(&[][..], Vec::as_slice),
-            )
-        })
-    }
-
-    #[cfg(test)]
-    pub fn test(id: &str, reported_at: OffsetDateTime, resident: Value) -> Self {
-        Self {
-            id: id.into(),
-            cluster: "here".into(),
-            address: "http://127.0.0.1:8000".into(),
-            epoch: 9,
-            resident,
-            ready: true,
-            reported_at,
-        }
-    }
-}
-
-/// One version that a replica loaded.
-#[derive(Debug, Clone)]
-pub struct Swap {
-    pub replica: String,
-    pub version: i64,
-    pub epoch: i64,
-    pub fetch_ms: f64,
-    pub verify_ms: f64,
-    pub stage_ms: f64,
-    pub pause_ms: f64,
-    pub at: OffsetDateTime,
-}
-
-pub async fn replicas(reader: &mut PgConnection, policy: &str) -> sqlx::Result<Vec<Replica>> {
-    sqlx::query_as!(
-        Replica,
-        "select id, cluster, address, epoch, resident, ready, reported_at from replica
-         where policy = $1 order by cluster, id limit 500",
-        policy
-    )
-    .fetch_all(reader)
-    .await
+/// The versions in its memory, with the aliases of each.
+fn held(replica: &Replica) -> impl Iterator<Item = (Option<i64>, &[Value])> {
+    let rows = replica.resident.as_array().into_iter().flatten();
+    rows.map(|row| {
+        (
+            row["version"].as_i64(),
+            row["aliases"].as_array().map_or(&[][..], Vec::as_slice),
+        )
+    })
 }
 
 pub async fn regions(site: &Site) -> Result<Vec<Region>, Problem> {
     let mut reader = site.read(Some("")).await?;
     let policy = site.policy();
     let read = async {
-        let replicas = replicas(&mut reader, policy).await?;
-        // ids are in the order of time
-        let swaps = sqlx::query_as!(
-            Swap,
-            "select replica, version, epoch, fetch_ms, verify_ms, stage_ms, pause_ms, at from swap
-             where policy = $1 order by id desc limit 60",
-            policy
-        )
-        .fetch_all(&mut *reader)
-        .await?;
+        let mut replicas = fleet::replicas(&mut *reader, policy).await?;
+        replicas.sort_by(|one, other| (&one.cluster, &one.id).cmp(&(&other.cluster, &other.id)));
+        let swaps = fleet::swaps(&mut *reader, policy, None, SWAPS_MAX).await?;
         let epoch = sqlx::query_scalar!("select max(epoch) from assignment where policy = $1", policy)
             .fetch_one(&mut *reader)
             .await?;
@@ -116,24 +55,24 @@ fn shown(replicas: &[Replica], swaps: &[Swap], epoch: Option<i64>, now: OffsetDa
         Region {
             id: "replicas",
             title: "Replicas",
-            body: fleet(replicas, epoch, now),
+            body: known(replicas, epoch, now),
             sources: vec!["GET /v1/replicas".into(), "springtide release list".into()],
         },
         Region {
             id: "swaps",
             title: "Swaps",
             body: swapped(swaps, now),
-            sources: vec!["GET /v1/swaps?limit=60".into()],
+            sources: vec![format!("GET /v1/swaps?limit={SWAPS_MAX}")],
         },
     ]
 }
 
-fn fleet(replicas: &[Replica], epoch: Option<i64>, now: OffsetDateTime) -> Markup {
+fn known(replicas: &[Replica], epoch: Option<i64>, now: OffsetDateTime) -> Markup {
     let behind = |replica: &Replica| epoch.unwrap_or(0) - replica.epoch;
     let rows: Vec<Vec<Markup>> = replicas
         .iter()
         .map(|replica| {
-            let (class, state) = match (replica.is_silent(now), replica.ready) {
+            let (class, state) = match (replica.silent, replica.ready) {
                 (true, _) => ("bad", "silent"),
                 (false, true) => ("good", "ready"),
                 (false, false) => ("open", "starting"),
@@ -144,12 +83,12 @@ fn fleet(replicas: &[Replica], epoch: Option<i64>, now: OffsetDateTime) -> Marku
                 html! { span .state .(class) { (state) } },
                 ago(replica.reported_at, now),
                 html! { (replica.epoch) @if behind(replica) > 0 { " " span .bad { "−" (behind(replica)) } } },
-                held(replica),
+                resident(replica),
                 text(&replica.address),
             ]
         })
         .collect();
-    let silent = replicas.iter().filter(|replica| replica.is_silent(now)).count();
+    let silent = replicas.iter().filter(|replica| replica.silent).count();
     let late = replicas.iter().filter(|replica| behind(replica) > 0).count();
     let head = [
         "replica",
@@ -170,9 +109,9 @@ fn fleet(replicas: &[Replica], epoch: Option<i64>, now: OffsetDateTime) -> Marku
     }
 }
 
-fn held(replica: &Replica) -> Markup {
+fn resident(replica: &Replica) -> Markup {
     html! {
-        @for (nth, (serial, aliases)) in replica.held().enumerate() {
+        @for (nth, (serial, aliases)) in held(replica).enumerate() {
             @if nth > 0 { ", " }
             @let names: Vec<&str> = aliases.iter().filter_map(Value::as_str).collect();
             @if names.is_empty() { "draining" } @else { (names.join(", ")) }
@@ -249,7 +188,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Pro
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use serde_json::json;
     use time::Duration;
@@ -257,15 +196,29 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 03:00 UTC);
 
+    pub fn replica(id: &str, silent: bool, resident: Value) -> Replica {
+        Replica {
+            id: id.into(),
+            cluster: "here".into(),
+            policy: "demo".into(),
+            address: "http://127.0.0.1:8000".into(),
+            epoch: 9,
+            resident,
+            ready: true,
+            reported_at: NOW,
+            silent,
+        }
+    }
+
     #[test]
     fn replicas_are_shown_with_what_they_hold_and_how_far_behind_they_are() {
-        let awake = Replica::test(
+        let awake = replica(
             "r<1>",
-            NOW,
+            false,
             json!([{"version": 4, "aliases": ["champion", "learner"]}, {"version": 3, "aliases": []}]),
         );
-        let silent = Replica::test("r2", NOW - Duration::seconds(11), json!("nonsense"));
-        let page = fleet(&[awake, silent], Some(11), NOW).into_string();
+        let silent = replica("r2", true, json!("nonsense"));
+        let page = known(&[awake, silent], Some(11), NOW).into_string();
         for part in [
             "r&lt;1&gt;",
             "champion, learner = ",
@@ -280,19 +233,21 @@ mod tests {
 
     #[test]
     fn a_replica_serves_an_alias_with_the_version_that_it_holds_for_it() {
-        let replica = Replica::test(
+        let replica = replica(
             "r",
-            NOW,
+            false,
             json!([{"version": 4, "aliases": ["champion"]}, {"aliases": 7}, 3]),
         );
-        assert!(replica.serves("champion", 4));
-        assert!(!replica.serves("champion", 3) && !replica.serves("learner", 4));
+        assert!(serves(&replica, "champion", 4));
+        assert!(!serves(&replica, "champion", 3) && !serves(&replica, "learner", 4));
     }
 
     #[test]
     fn swaps_are_drawn_and_listed() {
         let swap = |seconds, pause_ms| Swap {
+            id: None,
             replica: "r".into(),
+            policy: "demo".into(),
             version: 4,
             epoch: 9,
             fetch_ms: 20.0,

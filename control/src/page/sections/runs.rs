@@ -6,7 +6,7 @@ use axum::extract::State;
 use edge::Problem;
 use maud::{Markup, html};
 use time::OffsetDateTime;
-use uuid::Uuid;
+use trainer::api::runs::{self, Run};
 
 use crate::page::layout::{Region, Shown, framed, table, text};
 use crate::page::site::Site;
@@ -15,40 +15,17 @@ use crate::page::watched::Watched;
 use crate::page::words::{ago, short, version_or_none};
 use crate::tables::unavailable;
 
-#[derive(Debug)]
-struct Run {
-    id: Uuid,
-    kind: String,
-    line: String,
-    status: String,
-    reason: Option<String>,
-    requested: Option<String>,
-    base_version: Option<i64>,
-    head: Option<i64>,
-    steps_done: i64,
-    steps_total: Option<i64>,
-    created_at: OffsetDateTime,
-    finished_at: Option<OffsetDateTime>,
-}
+const RUNS_MAX: i64 = 60;
 
 pub async fn regions(site: &Site) -> Result<Vec<Region>, Problem> {
     let mut reader = site.read(Some("")).await?;
-    let runs = sqlx::query_as!(
-        Run,
-        r#"select r.id, r.kind, r.line, r.status, r.reason, r.requested, r.base_version, l.head as "head?",
-                  r.steps_done, r.steps_total, r.created_at, r.finished_at
-           from run r left join line l on l.policy = r.policy and l.line = r.line
-           where r.policy = $1 order by r.id desc limit 60"#,
-        site.policy()
-    )
-    .fetch_all(&mut *reader)
-    .await
-    .map_err(unavailable)?;
+    let runs = runs::newest(&mut *reader, site.policy(), runs::Page::default(), RUNS_MAX).await;
+    let runs = runs.map_err(unavailable)?;
     Ok(vec![Region {
         id: "runs",
         title: "The latest runs",
         body: shown(&runs, OffsetDateTime::now_utc()),
-        sources: vec!["springtide run list".into(), "GET /v1/runs?limit=60".into()],
+        sources: vec!["springtide run list".into(), format!("GET /v1/runs?limit={RUNS_MAX}")],
     }])
 }
 
@@ -107,6 +84,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer) -> Result<Shown, Pro
 mod tests {
     use super::*;
     use time::macros::datetime;
+    use uuid::Uuid;
 
     #[test]
     fn runs_link_to_their_pages() {
@@ -114,15 +92,21 @@ mod tests {
         let run = Run {
             id: Uuid::from_u128(7),
             kind: "grpo".into(),
+            policy: "demo".into(),
             line: "run-<7>".into(),
             status: "failed".into(),
             reason: Some("out of <memory>".into()),
+            alarm: None,
+            config: serde_json::Value::Null,
             requested: None,
+            recurs_from: None,
+            result: None,
             base_version: Some(3),
             head: None,
             steps_done: 2,
             steps_total: Some(5),
             created_at: now,
+            started_at: None,
             finished_at: Some(now),
         };
         let page = shown(&[run], now).into_string();

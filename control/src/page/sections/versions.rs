@@ -2,19 +2,15 @@
 
 pub mod one;
 
-use std::collections::BTreeMap;
-
 use axum::extract::State;
 use edge::Problem;
 use edge::query::Query;
 use maud::{Markup, html};
-use report::Clusters;
 use report::chart::{Axis, Chart, Point, Series};
 use report::number::{decimal, percent, range};
 use serde::Deserialize;
-use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
-use uuid::Uuid;
+use trainer::api::versions::{self, Version};
 
 use crate::fields::encoded;
 use crate::page::layout::{Page, Region, Shown, table, text};
@@ -25,6 +21,8 @@ use crate::rewards::{self, Of, Period};
 use crate::tables::unavailable;
 
 const VERSIONS_MAX: i64 = 30;
+/// Of a version, for its reward in the list.
+const ANSWERS_MAX: i64 = 200;
 /// Of `champion`, beside the last one: how long periods are, and how long ago they ended.
 const COMPARED: Duration = Duration::minutes(15);
 const COMPARED_AGES: [Duration; 4] = [Duration::ZERO, Duration::HOUR, Duration::DAY, Duration::WEEK];
@@ -34,29 +32,6 @@ const HOURS: i64 = 24;
 /// With fewer users an interval is so wide that the chart shows nothing else.
 const DRAWN_USERS_MIN: usize = 5;
 
-/// A version as it was made.
-#[derive(Debug, Clone)]
-pub struct Version {
-    pub serial: i64,
-    pub parent: Option<i64>,
-    pub line: String,
-    pub branch: i32,
-    pub run_id: Option<Uuid>,
-    pub step: Option<i64>,
-    pub delta_bytes: Option<i64>,
-    pub image_bytes: i64,
-    pub created_at: OffsetDateTime,
-}
-
-/// What users did with the newest answers of a version.
-#[derive(Debug, Default)]
-pub struct Use {
-    pub answers: i64,
-    pub declined: i64,
-    /// By tenant and user.
-    pub rewards: Clusters<(String, String)>,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
@@ -65,56 +40,27 @@ pub struct Asked {
     line: Option<String>,
 }
 
-async fn read(reader: &mut PgConnection, policy: &str, asked: &Asked) -> sqlx::Result<Vec<Version>> {
-    let line = asked.line.as_deref().filter(|line| !line.is_empty());
-    sqlx::query_as!(
-        Version,
-        "select serial, parent, line, branch, run_id, step, delta_bytes, image_bytes, created_at
-         from (select * from version where policy = $1 and serial < $2 order by serial desc limit 5000) v
-         where $3::text is null or line = $3
-         order by serial desc limit $4",
-        policy,
-        asked.before.unwrap_or(i64::MAX),
-        line,
-        VERSIONS_MAX
-    )
-    .fetch_all(reader)
-    .await
-}
-
-/// By version.
-pub async fn uses(
-    reader: &mut PgConnection,
-    policy: &str,
-    serials: &[i64],
-    tenant: Option<&str>,
-) -> sqlx::Result<BTreeMap<i64, Use>> {
-    let rows = sqlx::query_file!("src/page/sections/versions.sql", policy, serials, tenant)
-        .fetch_all(reader)
-        .await?;
-    let mut uses: BTreeMap<i64, Use> = BTreeMap::new();
-    for row in rows {
-        let one = uses.entry(row.serial).or_default();
-        one.answers += row.answers;
-        one.declined += row.declined;
-        if row.rewarded > 0 {
-            one.rewards
-                .add_many((row.tenant_id, row.user_key), row.reward, row.rewarded as f64);
-        }
-    }
-    Ok(uses)
-}
-
 pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<Asked>) -> Result<Shown, Problem> {
     let tenant = viewer.audience.tenant();
     let read = async {
         let compared = read_compared(&site, tenant).await;
         let mut reader = site.read(tenant).await?;
-        let versions = read(&mut reader, site.policy(), &asked).await.map_err(unavailable)?;
+        let asked = versions::Page {
+            line: asked.line.clone().filter(|line| !line.is_empty()),
+            after: asked.before,
+            ..versions::Page::default()
+        };
+        let versions = versions::newest(&mut *reader, site.policy(), asked, VERSIONS_MAX).await;
+        let versions = versions.map_err(unavailable)?;
         let serials: Vec<i64> = versions.iter().map(|version| version.serial).collect();
-        let uses = uses(&mut reader, site.policy(), &serials, tenant)
-            .await
-            .map_err(unavailable)?;
+        let of = Of {
+            policy: site.policy(),
+            arm: None,
+            surface: None,
+            tenant,
+        };
+        let uses = rewards::read_versions(&mut reader, of, &serials, ANSWERS_MAX).await;
+        let uses = uses.map_err(unavailable)?;
         Ok((versions, uses, compared))
     };
     let (versions, uses, found) = site.read_many(read).await?;
@@ -139,7 +85,7 @@ pub async fn page(State(site): State<Site>, viewer: Viewer, Query(asked): Query<
         sources: vec![
             "springtide policy versions".into(),
             format!("GET /v1/versions?limit={VERSIONS_MAX}"),
-            "rewards: the newest 200 answers of each version to users, in generation and trajectory".into(),
+            "GET /v1/rewards?versions=A,B   (there of up to 1,000 answers)".into(),
         ],
     };
     let regions = [compared, by_version];
@@ -181,7 +127,7 @@ fn compared(before: &[Period], hours: &[Period]) -> Markup {
         .enumerate()
         .map(|(number, (period, name))| {
             let (scored, users) = period.scored();
-            let share = |count: i64| percent((period.answers > 0).then(|| count as f64 / period.answers as f64), 0);
+            let share = |count: i64| percent(period.share(count), 0);
             let difference = before.first().filter(|_| number > 0).and_then(|now| now.minus(period));
             vec![
                 html! { b { (name) } },
@@ -276,28 +222,19 @@ fn older(versions: &[Version], asked: &Asked) -> Markup {
     }
 }
 
-fn shown(versions: &[Version], uses: &BTreeMap<i64, Use>, now: OffsetDateTime) -> Markup {
+fn shown(versions: &[Version], uses: &[Period], now: OffsetDateTime) -> Markup {
     let rows: Vec<Vec<Markup>> = versions
         .iter()
-        .map(|one| {
-            let used = uses.get(&one.serial);
-            let interval = used
-                .and_then(|used| used.rewards.interval())
-                .map(|interval| interval.ci95);
+        .zip(uses)
+        .map(|(one, used)| {
             vec![
                 html! { b { (version(one.serial)) } },
                 html! {
-                    (decimal(used.and_then(|used| used.rewards.mean()), 3))
-                    @if let Some(ends) = interval { " " small { (range(Some(ends), 3)) } }
+                    (decimal(used.reward(), 3))
+                    @if let Some(ends) = used.interval() { " " small { (range(Some(ends), 3)) } }
                 },
-                text(count(
-                    used.map_or(0, |used| i64::try_from(used.rewards.n()).unwrap_or(i64::MAX)),
-                )),
-                text(percent(
-                    used.filter(|used| used.answers > 0)
-                        .map(|used| used.declined as f64 / used.answers as f64),
-                    0,
-                )),
+                text(count(i64::try_from(used.scored().0).unwrap_or(i64::MAX))),
+                text(percent(used.share(used.declined), 0)),
                 text(one.delta_bytes.map_or("–".to_owned(), bytes)),
                 text(bytes(one.image_bytes)),
                 version_or_none(one.parent),
@@ -313,7 +250,7 @@ fn shown(versions: &[Version], uses: &BTreeMap<i64, Use>, now: OffsetDateTime) -
     html! {
         (chart(versions, uses))
         (table("Versions", &head, &rows, "There is no such version."))
-        p .note { "Rewards: of at most 200 newest answers to users, with the 95% interval by user. A version that served minutes \
+        p .note { "Rewards: of at most " (ANSWERS_MAX) " newest answers to users, with the 95% interval by user. A version that served minutes \
                    ago has few scores yet." }
     }
 }
@@ -328,23 +265,15 @@ fn made_by(one: &Version) -> Markup {
     }
 }
 
-fn chart(versions: &[Version], uses: &BTreeMap<i64, Use>) -> Markup {
-    let points = versions.iter().rev().filter_map(|one| {
-        let rewards = &uses.get(&one.serial)?.rewards;
-        let mean = rewards.mean()?;
+fn chart(versions: &[Version], uses: &[Period]) -> Markup {
+    let points = versions.iter().zip(uses).rev().filter_map(|(one, used)| {
+        let mean = used.reward()?;
+        let (scored, users) = used.scored();
         Some(Point {
             x: one.serial as f64,
             y: mean,
-            ci95: rewards
-                .interval()
-                .filter(|_| rewards.len() >= DRAWN_USERS_MIN)
-                .map(|interval| interval.ci95),
-            tooltip: format!(
-                "version {}: {} of {} answers",
-                one.serial,
-                decimal(Some(mean), 3),
-                rewards.n()
-            ),
+            ci95: used.interval().filter(|_| users >= DRAWN_USERS_MIN),
+            tooltip: format!("version {}: {} of {scored} answers", one.serial, decimal(Some(mean), 3)),
         })
     });
     let points: Vec<Point> = points.collect();
@@ -367,13 +296,17 @@ fn chart(versions: &[Version], uses: &BTreeMap<i64, Use>) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rewards::tests::period;
     use time::macros::datetime;
+    use uuid::Uuid;
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 03:00 UTC);
 
     fn version(serial: i64) -> Version {
         Version {
             serial,
+            root: "ab".into(),
+            manifest_key: "policy/m.json".into(),
             parent: (serial > 1).then_some(serial - 1),
             line: "real<time>".into(),
             branch: 1,
@@ -387,7 +320,6 @@ mod tests {
 
     #[test]
     fn champion_now_stands_beside_what_it_was() {
-        use crate::rewards::tests::period;
         let hour = period(41, &[0.0, 0.1, 0.1, 0.2]);
         let many = |reward: f64| -> Vec<f64> { (0..24).map(|user| reward + 0.1 * f64::from(user % 2)).collect() };
         let now = period(41, &many(0.0));
@@ -411,15 +343,8 @@ mod tests {
 
     #[test]
     fn versions_are_shown_with_rewards_sizes_and_origin() {
-        let mut of_two = Use {
-            answers: 4,
-            declined: 1,
-            ..Use::default()
-        };
-        for (user, sum) in [("a", 2.0), ("b", 0.0)] {
-            of_two.rewards.add_many(("t".into(), user.into()), sum, 2.0);
-        }
-        let page = shown(&[version(2), version(1)], &BTreeMap::from([(2, of_two)]), NOW).into_string();
+        let of_two = period(2, &[1.0, 0.5, 0.0]);
+        let page = shown(&[version(2), version(1)], &[of_two, Period::default()], NOW).into_string();
         for part in [
             "0.500",
             "25%",
@@ -434,10 +359,6 @@ mod tests {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("NaN"), "{page}");
-        assert!(
-            shown(&[], &BTreeMap::new(), NOW)
-                .into_string()
-                .contains("no such version")
-        );
+        assert!(shown(&[], &[], NOW).into_string().contains("no such version"));
     }
 }

@@ -7,7 +7,7 @@ use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgExecutor, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -47,9 +47,9 @@ pub struct Run {
 }
 
 /// Which runs to list.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Page {
+pub struct Page {
     limit: Option<i64>,
     /// The last id of the previous page.
     after: Option<Uuid>,
@@ -90,7 +90,15 @@ pub(super) async fn one(State(shared): State<Shared>, Path(id): Path<Uuid>) -> R
 
 pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>) -> Result<Json<List<Run>>, Problem> {
     let limit = limit(page.limit)?;
-    let rows = sqlx::query_as!(
+    let rows = newest(&shared.pool, &shared.policy, page, limit + 1)
+        .await
+        .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}
+
+/// The newest runs of the policy.
+pub async fn newest(executor: impl PgExecutor<'_>, policy: &str, page: Page, limit: i64) -> sqlx::Result<Vec<Run>> {
+    sqlx::query_as!(
         Run,
         r#"
         select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
@@ -111,16 +119,14 @@ pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>)
         order by r.id desc
         limit $5
         "#,
-        &*shared.policy,
+        policy,
         page.after,
         page.status,
         page.kind,
-        limit + 1
+        limit
     )
-    .fetch_all(&shared.pool)
+    .fetch_all(executor)
     .await
-    .map_err(database)?;
-    Ok(Json(List::page(rows, limit)))
 }
 
 /// An event of a run.

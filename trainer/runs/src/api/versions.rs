@@ -7,35 +7,36 @@ use edge::path::Path;
 use edge::problem::Problem;
 use edge::query::Query;
 use serde::{Deserialize, Serialize};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// A version as clients see it.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Version {
-    serial: i64,
+pub struct Version {
+    pub serial: i64,
     /// Hex.
-    root: String,
-    parent: Option<i64>,
-    line: String,
-    branch: i32,
-    run_id: Option<Uuid>,
-    step: Option<i64>,
-    manifest_key: String,
-    delta_bytes: Option<i64>,
-    image_bytes: i64,
+    pub root: String,
+    pub parent: Option<i64>,
+    pub line: String,
+    pub branch: i32,
+    pub run_id: Option<Uuid>,
+    pub step: Option<i64>,
+    pub manifest_key: String,
+    pub delta_bytes: Option<i64>,
+    pub image_bytes: i64,
     #[serde(with = "time::serde::rfc3339")]
-    created_at: OffsetDateTime,
+    pub created_at: OffsetDateTime,
 }
 
 /// Which versions to list.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Page {
-    line: Option<String>,
-    limit: Option<i64>,
+pub struct Page {
+    pub line: Option<String>,
+    pub limit: Option<i64>,
     /// The last serial of the previous page.
-    after: Option<i64>,
+    pub after: Option<i64>,
 }
 
 pub(super) async fn list(
@@ -43,7 +44,15 @@ pub(super) async fn list(
     Query(page): Query<Page>,
 ) -> Result<Json<List<Version>>, Problem> {
     let limit = limit(page.limit)?;
-    let rows = sqlx::query_as!(
+    let rows = newest(&shared.pool, &shared.policy, page, limit + 1)
+        .await
+        .map_err(database)?;
+    Ok(Json(List::page(rows, limit)))
+}
+
+/// The newest versions.
+pub async fn newest(executor: impl PgExecutor<'_>, policy: &str, page: Page, limit: i64) -> sqlx::Result<Vec<Version>> {
+    sqlx::query_as!(
         Version,
         r#"
         select serial, encode(root, 'hex') as "root!", parent, line, branch, run_id, step, manifest_key, delta_bytes,
@@ -53,19 +62,24 @@ pub(super) async fn list(
         order by serial desc
         limit $4
         "#,
-        &*shared.policy,
+        policy,
         page.line,
         page.after,
-        limit + 1
+        limit
     )
-    .fetch_all(&shared.pool)
+    .fetch_all(executor)
     .await
-    .map_err(database)?;
-    Ok(Json(List::page(rows, limit)))
 }
 
 pub(super) async fn one(State(shared): State<Shared>, Path(serial): Path<i64>) -> Result<Json<Version>, Problem> {
-    let row = sqlx::query_as!(
+    let row = read(&shared.pool, &shared.policy, serial).await.map_err(database)?;
+    row.map(Json)
+        .ok_or_else(|| Problem::not_found(format!("policy `{}` has no version {serial}", shared.policy)))
+}
+
+/// One version.
+pub async fn read(executor: impl PgExecutor<'_>, policy: &str, serial: i64) -> sqlx::Result<Option<Version>> {
+    sqlx::query_as!(
         Version,
         r#"
         select serial, encode(root, 'hex') as "root!", parent, line, branch, run_id, step, manifest_key, delta_bytes,
@@ -73,14 +87,11 @@ pub(super) async fn one(State(shared): State<Shared>, Path(serial): Path<i64>) -
         from version
         where policy = $1 and serial = $2
         "#,
-        &*shared.policy,
+        policy,
         serial
     )
-    .fetch_optional(&shared.pool)
+    .fetch_optional(executor)
     .await
-    .map_err(database)?;
-    row.map(Json)
-        .ok_or_else(|| Problem::not_found(format!("policy `{}` has no version {serial}", shared.policy)))
 }
 
 /// A line and its head.

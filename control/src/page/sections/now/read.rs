@@ -2,11 +2,11 @@
 
 use edge::Problem;
 use serde_json::Value;
+use serving::fleet::{self, Replica};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::page::sections::fleet::{self, Replica};
 use crate::page::site::Site;
 use crate::tables::unavailable;
 

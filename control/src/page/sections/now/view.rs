@@ -2,12 +2,13 @@
 
 use maud::{Markup, html};
 use report::number::percent;
+use serving::fleet::Replica;
 use time::OffsetDateTime;
 
 use super::read::{Alias, Arm, Canary, Data};
 use crate::fields::encoded;
 use crate::page::layout::{Action, Input, Region, actions, table, text, tile};
-use crate::page::sections::fleet::Replica;
+use crate::page::sections::fleet;
 use crate::page::sections::releases::state;
 use crate::page::viewer::Audience;
 use crate::page::words::{age, ago, version};
@@ -70,17 +71,17 @@ fn summary(data: &Data, now: OffsetDateTime) -> Markup {
                     ]))
                 }
             }
-            (tile("Replicas", &html! { (ready(&data.replicas, now)) " of " (data.replicas.len()) },
+            (tile("Replicas", &html! { (ready(&data.replicas)) " of " (data.replicas.len()) },
                 &[html! { "ready, and heard of in the last 10 s" }]))
             (tile("Alarms", &text(data.alarms.len()), &[html! { "of the realtime run" }]))
         }
     }
 }
 
-fn ready(replicas: &[Replica], now: OffsetDateTime) -> usize {
+fn ready(replicas: &[Replica]) -> usize {
     replicas
         .iter()
-        .filter(|replica| replica.ready && !replica.is_silent(now))
+        .filter(|replica| replica.ready && !replica.silent)
         .count()
 }
 
@@ -101,9 +102,11 @@ fn under_way(canary: &Canary, now: OffsetDateTime) -> Markup {
 }
 
 /// The replicas that serve an alias's version, of those that report.
-fn serves(replicas: &[Replica], row: &Alias, now: OffsetDateTime) -> (usize, usize) {
-    let awake: Vec<&Replica> = replicas.iter().filter(|replica| !replica.is_silent(now)).collect();
-    let serving = awake.iter().filter(|replica| replica.serves(&row.alias, row.version));
+fn serves(replicas: &[Replica], row: &Alias) -> (usize, usize) {
+    let awake: Vec<&Replica> = replicas.iter().filter(|replica| !replica.silent).collect();
+    let serving = awake
+        .iter()
+        .filter(|replica| fleet::serves(replica, &row.alias, row.version));
     (serving.count(), awake.len())
 }
 
@@ -127,7 +130,7 @@ fn serving(data: &Data, now: OffsetDateTime) -> Markup {
         .aliases
         .iter()
         .map(|row| {
-            let (serving, awake) = serves(&data.replicas, row, now);
+            let (serving, awake) = serves(&data.replicas, row);
             let late = serving < awake;
             let arm = data.arms.iter().find(|arm| arm.alias == row.alias);
             let explore = arm.map_or(0.0, |arm| arm.explore);

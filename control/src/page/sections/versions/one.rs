@@ -10,15 +10,16 @@ use report::number::{decimal, interval, percent, scientific};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
+use trainer::api::versions::{self, Version};
 use uuid::Uuid;
 
-use super::{Use, Version, made_by, uses};
+use super::made_by;
 use crate::figures::Figures;
 use crate::page::layout::{Page, Region, table, text};
 use crate::page::site::Site;
 use crate::page::viewer::Viewer;
 use crate::page::words::{ago, bytes, clock, count, short, version, version_or_none};
-use crate::rewards::{self, Of};
+use crate::rewards::{self, Of, Period};
 use crate::tables::unavailable;
 use crate::trained::{self, Step};
 
@@ -28,8 +29,6 @@ const TRAINED_MAX: i64 = 20;
 #[derive(Debug)]
 struct Data {
     version: Version,
-    root: Vec<u8>,
-    manifest: String,
     /// The parent first.
     ancestors: Vec<i64>,
     children: Vec<i64>,
@@ -39,7 +38,7 @@ struct Data {
     /// Some of what the step was trained on.
     trajectories: Vec<Trained>,
     evaluations: Vec<Evaluation>,
-    used: Use,
+    used: Period,
     /// Its own judgment, else that of the nearest ancestor that has one.
     judged: Option<Judged>,
     /// What its answers are like, and its parent's.
@@ -84,15 +83,9 @@ async fn read(
     serial: i64,
     tenant: Option<&str>,
 ) -> sqlx::Result<Option<Data>> {
-    let found = sqlx::query!(
-        "select serial, parent, line, branch, run_id, step, delta_bytes, image_bytes, created_at, root, manifest_key
-         from version where policy = $1 and serial = $2",
-        policy,
-        serial
-    )
-    .fetch_optional(&mut *reader)
-    .await?;
-    let Some(row) = found else { return Ok(None) };
+    let Some(version) = versions::read(&mut *reader, policy, serial).await? else {
+        return Ok(None);
+    };
     let ancestors = sqlx::query_scalar!(
         r#"with recursive path (serial, parent, depth) as (
                select v.serial, v.parent, 0 from version v where v.policy = $1 and v.serial = $2
@@ -129,7 +122,7 @@ async fn read(
     )
     .fetch_all(&mut *reader)
     .await?;
-    let (step, trajectories) = match row.run_id.zip(row.step) {
+    let (step, trajectories) = match version.run_id.zip(version.step) {
         Some((run, step)) => (
             trained::of_step(&mut *reader, run, step, tenant).await?,
             trajectories_of(&mut *reader, run, step, tenant).await?,
@@ -158,58 +151,31 @@ async fn read(
     )
     .fetch_optional(&mut *reader)
     .await?;
-    let used = uses(&mut *reader, policy, &[serial], tenant).await?.remove(&serial);
-    let figures = figures(
-        &mut *reader,
-        policy,
-        row.parent.into_iter().chain([serial]).collect(),
-        tenant,
-    )
-    .await?;
-    Ok(Some(Data {
-        version: Version {
-            serial: row.serial,
-            parent: row.parent,
-            line: row.line,
-            branch: row.branch,
-            run_id: row.run_id,
-            step: row.step,
-            delta_bytes: row.delta_bytes,
-            image_bytes: row.image_bytes,
-            created_at: row.created_at,
-        },
-        root: row.root,
-        manifest: row.manifest_key,
-        ancestors,
-        children,
-        named,
-        step,
-        trajectories,
-        evaluations,
-        used: used.unwrap_or_default(),
-        judged,
-        figures,
-    }))
-}
-
-async fn figures(
-    reader: &mut PgConnection,
-    policy: &str,
-    versions: Vec<i64>,
-    tenant: Option<&str>,
-) -> sqlx::Result<Vec<(i64, Figures)>> {
     let of = Of {
         policy,
         arm: None,
         surface: None,
         tenant,
     };
-    let mut read = rewards::read_versions(&mut *reader, of, &versions).await?;
-    rewards::add_figures(reader, &mut read).await?;
-    let figures = versions.into_iter().zip(&read);
-    Ok(figures
-        .filter_map(|(version, read)| Some((version, read.figures()?)))
-        .collect())
+    let compared: Vec<i64> = version.parent.into_iter().chain([serial]).collect();
+    let mut used = rewards::read_versions(&mut *reader, of, &compared, rewards::ANSWERS_MAX).await?;
+    rewards::add_figures(&mut *reader, &mut used).await?;
+    let figures = compared.into_iter().zip(&used);
+    let figures = figures
+        .filter_map(|(version, used)| Some((version, used.figures()?)))
+        .collect();
+    Ok(Some(Data {
+        version,
+        ancestors,
+        children,
+        named,
+        step,
+        trajectories,
+        evaluations,
+        used: used.pop().unwrap_or_default(),
+        judged,
+        figures,
+    }))
 }
 
 async fn trajectories_of(
@@ -351,7 +317,7 @@ fn facts(data: &Data, now: OffsetDateTime) -> Markup {
                         None => "neither good nor bad: nobody has judged it or the versions right before it",
                     }
                 }
-                dt { "Content hash" } dd { code { (hex::encode(&data.root)) } }
+                dt { "Content hash" } dd { code { (one.root) } }
                 dt { "Made" } dd { (ago(one.created_at, now)) }
                 dt { "Parent" } dd { (version_or_none(one.parent)) }
                 dt { "Before it" } dd { (links(&data.ancestors)) }
@@ -360,7 +326,7 @@ fn facts(data: &Data, now: OffsetDateTime) -> Markup {
                     (bytes(one.image_bytes))
                     @if let Some(delta) = one.delta_bytes { ", as a delta from its parent " (bytes(delta)) }
                 }
-                dt { "Manifest" } dd { code { (data.manifest) } }
+                dt { "Manifest" } dd { code { (one.manifest_key) } }
                 dt { "Reward" } dd {
                     (interval(data.used.rewards.interval(), 3)) " over " (data.used.rewards.n()) " of its newest answers"
                 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::page::sections::fleet::tests::replica;
 use crate::page::sections::now::read::Good;
 use serde_json::json;
 use time::macros::datetime;
@@ -28,15 +29,14 @@ fn data() -> Data {
         temperature_max: (alias == "champion").then_some(0.3),
         probability_min: (alias == "champion").then_some(0.25),
     };
-    let late = NOW - time::Duration::minutes(1);
     let both = json!([{"version": 41, "aliases": ["champion"]}, {"version": 57, "aliases": ["learner"]}]);
     Data {
         aliases: vec![alias("champion", 41, Some(40)), alias("learner", 57, Some(56))],
         arms: vec![arm("learner", 0.2, 0.02), arm("champion", 0.8, 0.0)],
         replicas: vec![
-            Replica::test("r1", NOW, both),
-            Replica::test("r2", NOW, json!([{"version": 40, "aliases": ["champion"]}])),
-            Replica::test("r3", late, json!([{"version": 41, "aliases": ["champion"]}])),
+            replica("r1", false, both),
+            replica("r2", false, json!([{"version": 40, "aliases": ["champion"]}])),
+            replica("r3", true, json!([{"version": 41, "aliases": ["champion"]}])),
         ],
         ..Data::default()
     }

@@ -9,6 +9,8 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
     let data = Data {
         version: Version {
             serial: 5,
+            root: "ab".repeat(32),
+            manifest_key: "policy/<x>/5.json".into(),
             parent: Some(4),
             line: "realtime".into(),
             branch: 0,
@@ -18,8 +20,6 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
             image_bytes: 100,
             created_at: now,
         },
-        root: vec![0xab; 32],
-        manifest: "policy/<x>/5.json".into(),
         ancestors: vec![4, 3],
         children: vec![6],
         named: vec![Named {
@@ -39,7 +39,7 @@ fn a_version_shows_its_family_its_aliases_and_what_it_was_trained_on() {
             status: "succeeded".into(),
             result: Some(json!({"right": "<0.5>"})),
         }],
-        used: Use::default(),
+        used: Period::default(),
         judged: Some(Judged {
             version: 4,
             verdict: "bad".into(),
