@@ -306,6 +306,9 @@ async fn an_administrator_lists_dead_letters_and_puts_them_back_over_http_and_th
     assert!(!found.to_string().contains(SECRET), "{found}");
     assert_eq!(found["causes"]["invalid"], json!({"all": 1, "open": 1}));
     assert_eq!(found["truncated"], false);
+    for limit in [0, 201] {
+        assert_eq!(admin.get(&format!("/v1/dead-letters?limit={limit}")).await.0, 400);
+    }
     let found = admin.list("cause=invalid&topic=feedback&since=1h&limit=1").await;
     assert_eq!(found["records"][0]["id"], event.id);
     let letter = found["records"][0]["letter"].as_str().unwrap();

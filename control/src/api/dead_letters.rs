@@ -5,7 +5,7 @@
 //! The queue may be long, so reading it is bounded: the newest records of each partition, some seconds,
 //! one reader at a time. `springtide dlq` reads all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,27 +13,28 @@ use axum::extract::State;
 use edge::Problem;
 use edge::audit::Change;
 use edge::auth::{Principal, Scope};
+use edge::database::page_limit;
 use edge::json::Json;
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
-use event_log::{ClientOptions, DlqPosition, DlqReader, Position, Producer};
+use event_log::{ClientOptions, DlqPosition, DlqReader, Producer};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::PgPool;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::caller;
 use crate::dead_letters::replay::{self, Plan, Selected};
-use crate::dead_letters::{self, Count, Filter};
+use crate::dead_letters::{self, Filter, Listed};
 use crate::fields::filled;
 use crate::times;
 
 /// Of each partition.
 const READ_RECORDS_MAX: u32 = 20_000;
 const READ_MAX: Duration = Duration::from_secs(20);
-const LISTED_DEFAULT: usize = 50;
-const LISTED_MAX: usize = 200;
+const LISTED_DEFAULT: i64 = 50;
+const LISTED_MAX: i64 = 200;
 /// Records that one request puts back, and names.
 const SENT_MAX: usize = 1_000;
 /// No record is sent later than this after the first.
@@ -60,20 +61,7 @@ pub struct Asked {
     pub open: bool,
     /// Largest number of records. Default: 50.
     #[serde(deserialize_with = "filled")]
-    pub limit: Option<usize>,
-}
-
-/// A part of the queue.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Listed {
-    /// The newest ones that match, newest first. Each as `springtide dlq list --json` prints it.
-    pub records: Vec<Value>,
-    /// How many match.
-    pub matching: usize,
-    /// Of all that were read, by cause.
-    pub causes: BTreeMap<String, Count>,
-    /// Whether the queue has older records, which were not read.
-    pub truncated: bool,
+    pub limit: Option<i64>,
 }
 
 /// Reads the queue, and puts records back.
@@ -175,18 +163,12 @@ impl DeadLetters {
     /// # Errors
     /// 400 for a filter that cannot be read, and 503 if the log does not answer in time.
     pub async fn newest(&self, asked: &Asked) -> Result<Listed, Problem> {
-        let limit = limit(asked.limit)?;
+        let limit = page_limit(asked.limit, LISTED_DEFAULT, LISTED_MAX)?.unsigned_abs() as usize;
         let filter = filter(asked.cause.as_deref(), asked.topic.as_deref(), asked.since.as_deref())?;
         let _turn = self.turn().await?;
         within(READ_MAX, async {
             let queue = DlqReader::open_newest(&self.kafka, READ_RECORDS_MAX).await?;
-            let found = dead_letters::list(&queue, &filter, asked.open, limit, &self.kafka.topic_prefix).await?;
-            anyhow::Ok(Listed {
-                records: found.rows.into_iter().rev().collect(),
-                matching: found.matching,
-                causes: found.causes,
-                truncated: queue.is_truncated(),
-            })
+            dead_letters::list(&queue, &filter, asked.open, limit, &self.kafka.topic_prefix).await
         })
         .await
     }
@@ -265,7 +247,12 @@ impl DeadLetters {
         let until = Instant::now() + SEND_MAX;
         let mut put_back = Vec::new();
         let sent = replay::send(queue, &self.producer, chosen, Some(until), |letter, to| {
-            put_back.push(PutBack::new(letter, to));
+            put_back.push(PutBack {
+                letter: letter.to_string(),
+                topic: to.topic,
+                partition: to.partition,
+                offset: to.offset,
+            });
         })
         .await;
         match sent {
@@ -302,17 +289,6 @@ impl Request {
     }
 }
 
-impl PutBack {
-    fn new(letter: DlqPosition, to: Position) -> Self {
-        Self {
-            letter: letter.to_string(),
-            topic: to.topic,
-            partition: to.partition,
-            offset: to.offset,
-        }
-    }
-}
-
 impl Refused {
     fn new(letter: DlqPosition, why: &str) -> Self {
         Self {
@@ -337,15 +313,6 @@ async fn within<T>(limit: Duration, reads: impl Future<Output = anyhow::Result<T
             ),
             30,
         )),
-    }
-}
-
-fn limit(asked: Option<usize>) -> Result<usize, Problem> {
-    match asked.unwrap_or(LISTED_DEFAULT) {
-        limit if (1..=LISTED_MAX).contains(&limit) => Ok(limit),
-        limit => Err(Problem::bad_request(format!(
-            "limit is {limit}; give 1 to {LISTED_MAX}"
-        ))),
     }
 }
 
@@ -385,6 +352,7 @@ fn nothing(plan: &Plan<'_>, refused: &[Refused]) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     fn asked(query: &str) -> Result<Asked, String> {
         let uri: axum::http::Uri = format!("/v1/dead-letters?{query}").parse().unwrap();
@@ -405,7 +373,7 @@ mod tests {
             ..Asked::default()
         };
         assert_eq!(some, expected);
-        for wrong in ["open=perhaps", "limit=-1", "reason=invalid"] {
+        for wrong in ["open=perhaps", "limit=few", "reason=invalid"] {
             assert!(asked(wrong).is_err(), "{wrong}");
         }
     }
@@ -447,15 +415,6 @@ mod tests {
             serde_json::from_value::<Request>(json!({"cause": "invalid"})).is_err(),
             "a reason is needed"
         );
-    }
-
-    #[test]
-    fn a_limit_is_bounded() {
-        assert_eq!(limit(None).unwrap(), LISTED_DEFAULT);
-        assert_eq!(limit(Some(LISTED_MAX)).unwrap(), LISTED_MAX);
-        for wrong in [0, LISTED_MAX + 1] {
-            assert_eq!(limit(Some(wrong)).unwrap_err().status, 400);
-        }
     }
 
     #[test]

@@ -1,17 +1,18 @@
 //! The dead-letter queue, for `springtide dlq` and the control API: which records there are, and
 //! putting them back. It uses the log alone.
 
+pub mod letter;
 pub mod replay;
-pub mod view;
 
 use std::collections::BTreeMap;
 
 use event_log::{DlqEntry, DlqReader, DlqRecord};
 use serde::Serialize;
-use serde_json::Value;
 use time::OffsetDateTime;
 
 use crate::times::since;
+
+pub use letter::Letter;
 
 /// Selects records.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -36,15 +37,17 @@ pub struct Count {
     pub open: u64,
 }
 
-/// What a list shows.
-#[derive(Debug, Default)]
-pub struct Listing {
-    /// The newest ones that match, the newest last. Without what they hold.
-    pub rows: Vec<Value>,
+/// A part of the queue.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Listed {
+    /// The newest ones that match, newest first. Without what they hold.
+    pub records: Vec<Letter>,
     /// How many match.
     pub matching: usize,
     /// Of all that were read, by cause.
     pub causes: BTreeMap<String, Count>,
+    /// Whether the queue has older records, which were not read.
+    pub truncated: bool,
 }
 
 impl Filter {
@@ -71,28 +74,31 @@ pub async fn list(
     open: bool,
     limit: usize,
     topic_prefix: &str,
-) -> anyhow::Result<Listing> {
+) -> anyhow::Result<Listed> {
     let replayed = queue.replayed().await?;
-    let mut listing = Listing::default();
+    let mut listed = Listed {
+        truncated: queue.is_truncated(),
+        ..Listed::default()
+    };
     let mut newest = BTreeMap::new();
     let mut scan = queue.scan()?;
     while let Some(entry) = scan.next().await? {
         let DlqEntry::Record(record) = entry else { continue };
         let note = replayed.get(&record.position);
-        let count = listing.causes.entry(view::short(&record.reason)).or_default();
+        let count = listed.causes.entry(letter::short(&record.reason)).or_default();
         count.all += 1;
         count.open += u64::from(note.is_none());
         if !filter.matches(&record, topic_prefix) || open && note.is_some() {
             continue;
         }
-        listing.matching += 1;
-        newest.insert((record.time, record.position), view::row(&record, note));
+        listed.matching += 1;
+        newest.insert((record.time, record.position), Letter::new(&record, note));
         if newest.len() > limit {
             newest.pop_first();
         }
     }
-    listing.rows = newest.into_values().collect();
-    Ok(listing)
+    listed.records = newest.into_values().rev().collect();
+    Ok(listed)
 }
 
 #[cfg(test)]

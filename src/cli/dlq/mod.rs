@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use control::dead_letters::{self, Count, Filter};
+use control::dead_letters::{self, Count, Filter, Letter};
 use event_log::{DlqPosition, DlqReader};
 
 use super::App;
@@ -80,7 +80,7 @@ impl List {
     async fn run(self, queue: &DlqReader, config: &Config) -> anyhow::Result<()> {
         let prefix = &config.kafka.topic_prefix;
         let found = dead_letters::list(queue, &self.filter, self.open, self.limit, prefix).await?;
-        let rows = found.rows;
+        let rows: Vec<Letter> = found.records.into_iter().rev().collect();
         if found.matching == 0 {
             eprintln!("{}", no_match(queue.topic(), &found.causes));
         } else if found.matching > rows.len() {

@@ -2,41 +2,41 @@
 
 use std::fmt::Write;
 
-use control::dead_letters::view::plain;
+use control::dead_letters::Letter;
+use control::dead_letters::letter::plain;
 use control::times::rfc3339;
 use event_log::DlqRecord;
 use serde_json::Value;
 
-use crate::cli::output::{cell, hex, table};
+use crate::cli::output::{hex, table};
 
-/// A table of the rows.
-pub fn page(rows: &[Value]) -> String {
-    let cells = |row: &Value| {
-        let text = |field: &str| cell(&row[field]);
-        let from = match row["topic"].is_null() {
-            true => "a row".to_owned(),
-            false => format!("{}/{}/{}", text("topic"), row["partition"], row["offset"]),
+/// A table of the records.
+pub fn page(letters: &[Letter]) -> String {
+    let cells = |letter: &Letter| {
+        let event = match (letter.kind, &letter.source, &letter.id) {
+            (Some(kind), Some(source), Some(id)) => format!("{kind} {source} {id}"),
+            _ => "no event".to_owned(),
         };
-        let event = match row["kind"].is_null() {
-            true => "no event".to_owned(),
-            false => format!("{} {} {}", text("kind"), text("source"), text("id")),
-        };
-        let replayed = match row["replayed"]["edited"].as_bool() {
-            Some(true) => "  [replayed, repaired]",
-            Some(false) => "  [replayed]",
+        let shortened = letter.shortened_from_bytes.map_or("", |_| "  [shortened]");
+        let replayed = match &letter.replayed {
+            Some(replayed) if replayed.edited => "  [replayed, repaired]",
+            Some(_) => "  [replayed]",
             None => "",
         };
-        let shortened = if row["shortened_from_bytes"].is_null() {
-            ""
-        } else {
-            "  [shortened]"
-        };
-        let detail = text("detail") + shortened + replayed;
-        [text("letter"), text("time"), text("reason"), from, event, detail]
+        let detail = format!("{}{shortened}{replayed}", letter.detail);
+        let time = letter.time.map(rfc3339).unwrap_or_default();
+        [
+            letter.letter.clone(),
+            time,
+            letter.reason.clone(),
+            letter.from(),
+            event,
+            detail,
+        ]
     };
     table(
         ["record", "time", "cause", "from", "event", "detail"],
-        rows.iter().map(cells),
+        letters.iter().map(cells),
     )
 }
 
@@ -86,7 +86,6 @@ mod tests {
     use event_log::{Position, ReplayNote};
 
     use super::*;
-    use control::dead_letters::view::row;
     use time::macros::datetime;
 
     fn record(content_type: &str, value: &str, detail: &str) -> DlqRecord {
@@ -120,7 +119,7 @@ mod tests {
             to: None,
             edited: true,
         };
-        let rows = [row(&record, None), row(&record, Some(&note))];
+        let rows = [Letter::new(&record, None), Letter::new(&record, Some(&note))];
         let text = page(&rows);
         let line = text
             .lines()

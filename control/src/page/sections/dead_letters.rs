@@ -11,10 +11,9 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
-use crate::api::dead_letters::{Asked, Listed};
-use crate::dead_letters::Count;
+use crate::api::dead_letters::Asked;
+use crate::dead_letters::{Count, Letter, Listed};
 use crate::fields::filled;
 use crate::page::layout::{Action, Input, Page, Region, Shown, button, dialogs, table, text};
 use crate::page::site::Site;
@@ -48,8 +47,8 @@ struct Cause<'a> {
 }
 
 /// A line of the second one.
-struct Letter<'a> {
-    row: &'a Value,
+struct Line<'a> {
+    letter: &'a Letter,
     action: Option<Action>,
 }
 
@@ -125,10 +124,10 @@ fn causes(listed: &Listed) -> Vec<Cause<'_>> {
     causes
 }
 
-fn letters(listed: &Listed) -> Vec<Letter<'_>> {
-    let letters = listed.records.iter().map(|row| Letter {
-        row,
-        action: put_back(row),
+fn letters(listed: &Listed) -> Vec<Line<'_>> {
+    let letters = listed.records.iter().map(|letter| Line {
+        letter,
+        action: put_back(letter),
     });
     letters.collect()
 }
@@ -150,15 +149,10 @@ fn put_back_cause(cause: &str, count: Count) -> Option<Action> {
 }
 
 /// `None`: only a repaired event can take its place.
-fn put_back(row: &Value) -> Option<Action> {
-    let (letter, topic) = (row["letter"].as_str()?, row["topic"].as_str()?);
-    if !row["shortened_from_bytes"].is_null() {
-        return None;
-    }
-    let again = match row["replayed"].is_null() {
-        true => "",
-        false => " again",
-    };
+fn put_back(of: &Letter) -> Option<Action> {
+    let topic = of.topic.as_ref().filter(|_| of.shortened_from_bytes.is_none())?;
+    let again = of.replayed.as_ref().map_or("", |_| " again");
+    let letter = &of.letter;
     Some(action(
         format!("put-{}", letter.replace('/', "-")),
         format!("Put back {letter}{again}"),
@@ -242,7 +236,7 @@ fn left_out(listed: &Listed) -> Markup {
     }
 }
 
-fn shown(letters: &[Letter<'_>], matching: usize, now: OffsetDateTime) -> Markup {
+fn shown(letters: &[Line<'_>], matching: usize, now: OffsetDateTime) -> Markup {
     let cells: Vec<Vec<Markup>> = letters.iter().map(|letter| line(letter, now)).collect();
     let head = ["record", "at (UTC)", "cause", "from", "event", "detail", "action"];
     html! {
@@ -255,40 +249,35 @@ fn shown(letters: &[Letter<'_>], matching: usize, now: OffsetDateTime) -> Markup
     }
 }
 
-fn line(letter: &Letter<'_>, now: OffsetDateTime) -> Vec<Markup> {
-    let row = letter.row;
-    let word = |field: &str| row[field].as_str().unwrap_or("–");
-    let is_row = row["topic"].is_null();
-    let at = |value: &Value| OffsetDateTime::parse(value.as_str()?, &Rfc3339).ok();
-    let replayed = &row["replayed"];
+fn line(line: &Line<'_>, now: OffsetDateTime) -> Vec<Markup> {
+    let letter = line.letter;
+    let word = |text: &Option<String>| text.clone().unwrap_or_default();
     vec![
-        html! { code { (word("letter")) } },
-        html! { @match at(&row["time"]) { Some(at) => (clock(at, now)), None => "–" } },
-        text(word("reason")),
-        match is_row {
-            true => text("a row"),
-            false => text(format!("{}/{}/{}", word("topic"), row["partition"], row["offset"])),
-        },
+        html! { code { (letter.letter) } },
+        html! { @match letter.time { Some(at) => (clock(at, now)), None => "–" } },
+        text(&letter.reason),
+        text(letter.from()),
         html! {
-            @if row["kind"].is_null() { "no event" }
-            @else { span .long { (word("kind")) " of " (word("tenant")) ": " (word("source")) " " (word("id")) } }
+            @if let Some(kind) = letter.kind {
+                span .long { (kind) " of " (word(&letter.tenant)) ": " (word(&letter.source)) " " (word(&letter.id)) }
+            } @else { "no event" }
         },
         html! {
             span .long {
-                (word("detail"))
-                @if !row["shortened_from_bytes"].is_null() { " (shortened)" }
-                @if !replayed.is_null() {
+                (letter.detail)
+                @if letter.shortened_from_bytes.is_some() { " (shortened)" }
+                @if let Some(replayed) = &letter.replayed {
                     b { " put back" }
-                    @if let Some(at) = at(&replayed["time"]) { " " (clock(at, now)) }
-                    @if replayed["edited"] == true { ", repaired" }
+                    @if let Some(at) = replayed.time { " " (clock(at, now)) }
+                    @if replayed.edited { ", repaired" }
                 }
             }
         },
         html! {
-            @match &letter.action {
+            @match &line.action {
                 Some(action) => (button(action)),
-                None if is_row => span .long { "waits for its generation" },
-                None => code { "springtide dlq replay " (word("letter")) " --edit FILE" },
+                None if letter.topic.is_none() => span .long { "waits for its generation" },
+                None => code { "springtide dlq replay " (letter.letter) " --edit FILE" },
             }
         },
     ]
@@ -310,19 +299,30 @@ fn commands() -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dead_letters::letter::Replayed;
     use time::macros::datetime;
 
     const NOW: OffsetDateTime = datetime!(2026-11-26 03:00 UTC);
 
-    fn row(letter: &str) -> Value {
-        json!({
-            "letter": letter, "time": "2026-11-26T02:59:00Z", "reason": "invalid", "topic": "t.feedback.v1", "partition": 1,
-            "offset": 7, "kind": "feedback", "tenant": "<tenant>", "source": "app", "id": "e-1", "detail": "value: <is> missing",
-            "shortened_from_bytes": null, "replayed": null,
-        })
+    fn letter(name: &str) -> Letter {
+        Letter {
+            letter: name.into(),
+            time: Some(datetime!(2026-11-26 02:59 UTC)),
+            reason: "invalid".into(),
+            topic: Some("t.feedback.v1".into()),
+            partition: Some(1),
+            offset: Some(7),
+            kind: Some("feedback"),
+            tenant: Some("<tenant>".into()),
+            source: Some("app".into()),
+            id: Some("e-1".into()),
+            detail: "value: <is> missing".into(),
+            shortened_from_bytes: None,
+            replayed: None,
+        }
     }
 
-    fn listed(records: Vec<Value>, causes: &[(&str, u64, u64)]) -> Listed {
+    fn listed(records: Vec<Letter>, causes: &[(&str, u64, u64)]) -> Listed {
         let counts = causes
             .iter()
             .map(|(cause, all, open)| ((*cause).to_owned(), Count { all: *all, open: *open }));
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_record_is_shown_with_why_and_a_button_that_says_what_it_does() {
-        let listed = listed(vec![row("0/17")], &[]);
+        let listed = listed(vec![letter("0/17")], &[]);
         let letters = letters(&listed);
         let page = shown(&letters, 3, NOW).into_string();
         for part in [
@@ -365,12 +365,24 @@ mod tests {
 
     #[test]
     fn what_cannot_go_back_has_no_button() {
-        let mut of_row = row("0/1");
-        of_row["topic"] = Value::Null;
-        let mut shortened = row("0/2");
-        shortened["shortened_from_bytes"] = json!(2_000_000);
-        let mut replayed = row("0/3");
-        replayed["replayed"] = json!({"time": null, "edited": true});
+        let of_row = Letter {
+            topic: None,
+            ..letter("0/1")
+        };
+        let shortened = Letter {
+            shortened_from_bytes: Some(2_000_000),
+            ..letter("0/2")
+        };
+        let replayed = Letter {
+            replayed: Some(Replayed {
+                time: None,
+                topic: None,
+                partition: None,
+                offset: None,
+                edited: true,
+            }),
+            ..letter("0/3")
+        };
         let listed = listed(vec![of_row, shortened, replayed], &[]);
         let page = shown(&letters(&listed), 3, NOW).into_string();
         assert_eq!(page.matches("<button").count(), 1, "{page}");

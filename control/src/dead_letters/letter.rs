@@ -2,41 +2,87 @@
 //! detail may quote content, because decoders quote what they could not read; such quotes are removed.
 
 use event_log::{DlqRecord, ReplayNote};
-use serde_json::{Value, json};
-
-use crate::times::rfc3339;
+use serde::Serialize;
+use time::OffsetDateTime;
 
 /// Longest part of a name that is shown, characters.
 const NAME_CHARS_MAX: usize = 80;
 
-/// One record of a list, as JSON.
-pub fn row(record: &DlqRecord, replayed: Option<&ReplayNote>) -> Value {
-    let identity = record.identity();
-    let from = record.from.as_ref();
-    json!({
-        "letter": record.position.to_string(),
-        "time": record.time.map(rfc3339),
-        "reason": short(&record.reason),
-        "topic": from.map(|from| short(&from.topic)),
-        "partition": from.map(|from| from.partition),
-        "offset": from.map(|from| from.offset),
-        "kind": identity.as_ref().map(|identity| identity.kind),
-        "tenant": identity.as_ref().map(|identity| short(&identity.tenant)),
-        "source": identity.as_ref().map(|identity| short(&identity.source)),
-        "id": identity.as_ref().map(|identity| short(&identity.id)),
-        "detail": plain(&without_quotes(&record.detail)),
-        "shortened_from_bytes": record.shortened.as_ref().map(|original| original.value_bytes),
-        "replayed": replayed.map(|replayed| {
-            let to = replayed.to.as_ref();
-            json!({
-                "time": replayed.time.map(rfc3339),
-                "topic": to.map(|to| short(&to.topic)),
-                "partition": to.map(|to| to.partition),
-                "offset": to.map(|to| to.offset),
-                "edited": replayed.edited,
-            })
-        }),
-    })
+/// One record of a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Letter {
+    /// Its position, such as `0/17`.
+    pub letter: String,
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub time: Option<OffsetDateTime>,
+    pub reason: String,
+    /// Where it came from. `None`: it was made from a row.
+    pub topic: Option<String>,
+    pub partition: Option<i32>,
+    pub offset: Option<i64>,
+    /// The identity of its event, if that can be read.
+    pub kind: Option<&'static str>,
+    pub tenant: Option<String>,
+    pub source: Option<String>,
+    pub id: Option<String>,
+    pub detail: String,
+    /// `None`: the queue took it whole.
+    pub shortened_from_bytes: Option<u64>,
+    /// `None`: it was not put back.
+    pub replayed: Option<Replayed>,
+}
+
+/// When it was put back, and where to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Replayed {
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub time: Option<OffsetDateTime>,
+    pub topic: Option<String>,
+    pub partition: Option<i32>,
+    pub offset: Option<i64>,
+    /// A repaired event took its place.
+    pub edited: bool,
+}
+
+impl Letter {
+    pub fn new(record: &DlqRecord, note: Option<&ReplayNote>) -> Self {
+        let identity = record.identity();
+        let from = record.from.as_ref();
+        Self {
+            letter: record.position.to_string(),
+            time: written(record.time),
+            reason: short(&record.reason),
+            topic: from.map(|from| short(&from.topic)),
+            partition: from.map(|from| from.partition),
+            offset: from.map(|from| from.offset),
+            kind: identity.as_ref().map(|identity| identity.kind),
+            tenant: identity.as_ref().map(|identity| short(&identity.tenant)),
+            source: identity.as_ref().map(|identity| short(&identity.source)),
+            id: identity.as_ref().map(|identity| short(&identity.id)),
+            detail: plain(&without_quotes(&record.detail)),
+            shortened_from_bytes: record.shortened.as_ref().map(|original| original.value_bytes),
+            replayed: note.map(|note| Replayed {
+                time: written(note.time),
+                topic: note.to.as_ref().map(|to| short(&to.topic)),
+                partition: note.to.as_ref().map(|to| to.partition),
+                offset: note.to.as_ref().map(|to| to.offset),
+                edited: note.edited,
+            }),
+        }
+    }
+
+    /// `topic/partition/offset`, or that it was made from a row.
+    pub fn from(&self) -> String {
+        match (&self.topic, self.partition, self.offset) {
+            (Some(topic), Some(partition), Some(offset)) => format!("{topic}/{partition}/{offset}"),
+            _ => "a row".to_owned(),
+        }
+    }
+}
+
+/// A time that RFC 3339 can write. Whoever writes to the topic chooses it.
+fn written(time: Option<OffsetDateTime>) -> Option<OffsetDateTime> {
+    time.filter(|time| (0..=9999).contains(&time.year()))
 }
 
 /// Without control characters, which could control a terminal or break the line.
@@ -108,11 +154,15 @@ mod tests {
             value: value.as_bytes().to_vec(),
             ..record()
         };
-        let row = row(&record, None);
+        let row = serde_json::to_value(Letter::new(&record, None)).unwrap();
         assert!(!row.to_string().contains("the prompt"), "{row}");
         assert_eq!((&row["letter"], &row["offset"]), (&"0/17".into(), &2.into()));
         assert_eq!((&row["kind"], &row["id"]), (&"generation".into(), &"e-1".into()));
-        assert_eq!(row["replayed"], Value::Null);
+        assert_eq!(row["time"], "2026-11-21T03:00:00Z");
+        assert!(
+            row["replayed"].is_null() && row.get("shortened_from_bytes").is_some(),
+            "{row}"
+        );
     }
 
     #[test]
