@@ -35,7 +35,6 @@ pub fn say(line: &str) {
 }
 
 /// The newest lines that are held back, oldest first.
-#[cfg(feature = "demo")]
 pub fn newest_held(count: usize) -> Vec<String> {
     let held = HELD_LINES.lock().unwrap_or_else(PoisonError::into_inner);
     let lines = held.iter().flatten();
@@ -92,7 +91,7 @@ impl Write for Writer {
     }
 }
 
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

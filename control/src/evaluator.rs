@@ -1,11 +1,11 @@
 //! The gate of a canary asks the trainer's API for evaluations: here the two crates meet.
 
+use ::runs::api::control::cancel_run;
+use ::runs::api::create::evaluate_version;
 use anyhow::Context;
 use edge::audit;
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use release::Evaluator;
-use runs::api::control::cancel_run;
-use runs::api::create::evaluate_version;
 use sqlx::PgPool;
 use uuid::Uuid;
 

@@ -60,7 +60,7 @@ pub struct Parts {
     pub exports: Option<Exports>,
     /// The path of the demo's report.
     pub report: PathBuf,
-    pub harness_urls: trainer::api::HarnessUrls,
+    pub harness_urls: ::runs::api::HarnessUrls,
 }
 
 /// All routes.
@@ -115,7 +115,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(rewards)
         .merge(texts)
         .merge(api::dead_letters::routes(dead_letters))
-        .merge(trainer::api::routes(pool.clone(), policy, exports, harness_urls))
+        .merge(::runs::api::routes(pool.clone(), policy, exports, harness_urls))
         .merge(release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))

@@ -1,6 +1,6 @@
 //! The command line. One file or folder per command; each is a clap type with `run(self, &App)`.
 
-pub mod audit;
+pub(crate) mod audit;
 mod canary;
 mod config;
 mod control;
@@ -13,7 +13,7 @@ mod help;
 mod ingest;
 mod key;
 mod migrate;
-pub mod output;
+pub(crate) mod output;
 mod policy;
 mod relay;
 mod release;
@@ -231,7 +231,9 @@ impl Cli {
             Process::Supervisor => {
                 telemetry::init_warnings()?;
                 let runtime = Builder::new_current_thread().enable_all().build();
-                runtime.context("start runtime")?.block_on(Box::pin(command.run(&app, learn)))
+                runtime
+                    .context("start runtime")?
+                    .block_on(Box::pin(command.run(&app, learn)))
             }
             Process::Tool => {
                 telemetry::init_warnings()?;

@@ -81,6 +81,8 @@ pub fn program() -> anyhow::Result<PathBuf> {
 /// Replaces this process by the program with libtorch, with the same arguments.
 pub fn become_program() -> anyhow::Result<Infallible> {
     let program = program()?;
-    let error = std::process::Command::new(&program).args(std::env::args_os().skip(1)).exec();
+    let error = std::process::Command::new(&program)
+        .args(std::env::args_os().skip(1))
+        .exec();
     Err(error).with_context(|| format!("execute {}", program.display()))
 }

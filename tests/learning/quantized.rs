@@ -5,6 +5,7 @@ use artifact::checkpoint::Checkpoint;
 use artifact::manifest::{Manifest, Quantized};
 use artifact::quant::{self, Spec};
 use artifact::threads::Threads;
+use fixture::store::{json, name, policy, trained, world};
 use runs::publish::{External, Publisher, QuantizedCopies, publish_external};
 use serde_json::Value;
 use std::collections::BTreeMap;

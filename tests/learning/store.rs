@@ -3,13 +3,13 @@
 
 use artifact::checkpoint::Checkpoint;
 use artifact::sign::{Role, SigningKey};
-use artifact::tensor::TensorData;
-use model::random_checkpoint;
-use runs::publish::{Error, External, Publisher, QuantizedCopies, import_checkpoint, publish_external};
+use fixture::Stack;
+use fixture::serving;
+use fixture::store::{json, name, policy, trained, world};
+use runs::publish::{Error, External, publish_external};
 use serde_json::Value;
 use std::path::Path;
 use store::Store;
-use tokio::process::Command;
 use uuid::Uuid;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

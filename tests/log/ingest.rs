@@ -10,7 +10,6 @@ use event_log::event::{self, Event, Generation, Purpose, Sampling, Target, Value
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
-use rdkafka::message::{Headers, Message};
 use serde_json::json;
 use sqlx::types::Json;
 use time::format_description::well_known::Rfc3339;

@@ -718,20 +718,14 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: by arm what a step was trained on",
-        "../../control/src/page/trained/groups.sql",
-=======
-        "../control/src/trained/groups.sql",
->>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
+        "../../control/src/trained/groups.sql",
         RUN,
         head / 2,
         None::<String>
     );
     ask!(
         "control: what a step dropped",
-        "../../control/src/page/trained/dropped.sql",
-=======
-        "../control/src/trained/dropped.sql",
->>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
+        "../../control/src/trained/dropped.sql",
         RUN,
         lately,
         now,
@@ -744,10 +738,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = ages.iter().map(|age| now - *age).collect();
     ask!(
         "control: rewards now and before",
-        "../../control/src/page/rewards.sql",
-=======
-        "../control/src/rewards.sql",
->>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
+        "../../control/src/rewards.sql",
         "demo",
         "champion",
         begins(&ends, time::Duration::minutes(15)),
@@ -758,10 +749,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     );
     ask!(
         "control: rewards of versions",
-        "../../control/src/page/rewards_by_version.sql",
-=======
-        "../control/src/rewards_by_version.sql",
->>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
+        "../../control/src/rewards_by_version.sql",
         "demo",
         None::<String>,
         versions,
@@ -778,10 +766,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
     let ends: Vec<_> = (0..24).map(|age| now - time::Duration::hours(age)).collect();
     ask!(
         "control: rewards by hour of a day",
-        "../../control/src/page/rewards.sql",
-=======
-        "../control/src/rewards.sql",
->>>>>>> 9c837abc (No file of control's pages uses another in a circle):tests/plans.rs
+        "../../control/src/rewards.sql",
         "demo",
         "champion",
         begins(&ends, time::Duration::HOUR),
@@ -902,7 +887,6 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
 }
 
 /// A connection keeps the plans that it made on empty tables.
-#[cfg(feature = "torch")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_started_on_empty_tables_does_not_scan_them_once_they_have_grown() {
     let stack = Stack::start("grown").await;

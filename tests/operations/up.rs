@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use sqlx::{Connection, Executor, PgConnection};
 use tempfile::TempDir;
 
-use fixture::{SPRINGTIDE, Stack, eventually, socket_url};
+use fixture::{SPRINGTIDE, eventually, socket_url};
 
 const START: Duration = Duration::from_secs(120);
 const RETURN: Duration = Duration::from_secs(60);
@@ -357,9 +357,17 @@ fn only_the_trainers_program_loads_libtorch_and_it_is_asked_for_if_it_is_missing
     let program = alone.path().join("springtide");
     fs::hard_link(&*SPRINGTIDE, &program).unwrap();
     for command in ["train", "up"] {
-        let output = Command::new(&program).arg(command).current_dir(alone.path()).output().unwrap();
+        let output = Command::new(&program)
+            .arg(command)
+            .current_dir(alone.path())
+            .output()
+            .unwrap();
         assert!(!output.status.success());
-        assert!(text(&output).contains("springtide-trainer is missing"), "{}", text(&output));
+        assert!(
+            text(&output).contains("springtide-trainer is missing"),
+            "{}",
+            text(&output)
+        );
     }
 }
 

@@ -47,7 +47,7 @@ impl World {
             stack,
         };
         let mut publisher = Publisher::new(&world.stack);
-        publisher.checkpoints = [(1, autograd::random_checkpoint(&fixture::serving::tiny(), 1))].into();
+        publisher.checkpoints = [(1, model::random_checkpoint(&fixture::serving::tiny(), 1))].into();
         publisher.publish(2, Some(1), 0).await;
         publisher.publish(3, Some(2), 0).await;
         world.releases.round().await.unwrap();

@@ -3,6 +3,7 @@
 
 use super::world::{Sampled, World};
 use event_log::event::ANONYMOUS_USER_PREFIX;
+use fixture::eventually;
 use runs::Options;
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -3,6 +3,7 @@
 
 use super::world::{Sampled, TEST, World};
 use edge::tenant;
+use fixture::eventually;
 use runs::publish::Error;
 use std::collections::BTreeMap;
 use std::time::Duration;

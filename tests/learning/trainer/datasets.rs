@@ -7,6 +7,7 @@ use super::offline::{control, get};
 use super::uses::{SOON, dataset, insert, lines, post, run};
 use super::world::{Sampled, World};
 use event_log::payload::{self, TOKEN_IDS};
+use fixture::eventually;
 use runs::dataset::store;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

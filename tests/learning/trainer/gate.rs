@@ -6,7 +6,7 @@ use super::uses::{SOON, dataset, insert, post};
 use super::world::{DECLINE, POLICY, Sampled, World, config};
 use edge::auth::{OPEN_TENANT, Principal, Scope, Scopes};
 use fixture::eventually;
-use autograd::random_checkpoint;
+use model::random_checkpoint;
 use release::{ChampionBy, Evaluator, Learning, Options, ReleaseService};
 use runs::api::control::cancel_run;
 use runs::api::create::evaluate_version;

@@ -8,7 +8,6 @@ use artifact::checkpoint::Checkpoint;
 use edge::sampler::SamplerKey;
 use fixture::eventually;
 use fixture::serving::{releases, serve, wait_until_ready};
-use autograd::random_checkpoint;
 use model::config::ModelConfig;
 use model::random_checkpoint;
 use serde_json::{Value, json};

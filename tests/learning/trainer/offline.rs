@@ -5,6 +5,7 @@ use super::fleet::{Fleet, Wrong};
 use super::world::{POLICY, World};
 use edge::auth::{Auth, AuthOptions};
 use event_log::Producer;
+use fixture::eventually;
 use runs::api::HarnessUrls;
 use runs::claim::Claim;
 use serde_json::{Value, json};

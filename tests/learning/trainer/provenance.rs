@@ -6,6 +6,7 @@ use super::world::{Sampled, TEST, World, ensure_assigned, register, sampler_key}
 use edge::sampler::{self, SamplerKey};
 use edge::tenant;
 use event_log::event::signed_bytes;
+use fixture::eventually;
 use runs::publish::Error;
 use std::collections::BTreeMap;
 use std::time::Duration;

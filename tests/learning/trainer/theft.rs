@@ -6,6 +6,8 @@ use artifact::checkpoint::Checkpoint;
 use artifact::manifest::{Manifest, ObjectRef, Parent, RunStep};
 use artifact::sign::{Role, SigningKey, TrustedKeys};
 use artifact::tensor::TensorData;
+use fixture::eventually;
+use fixture::store::trained;
 use runs::publish::{Error, run_state};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -7,6 +7,7 @@ use edge::audit::{self, rows::Trail};
 use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Auth, AuthOptions, Scope, Scopes};
 use edge::tenant;
+use fixture::{eventually, succeed};
 use runs::api::HarnessUrls;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -9,7 +9,6 @@ use edge::tenant;
 use event_log::event::{self, signed_bytes};
 use event_log::payload::Store as Payloads;
 use fixture::{Stack, eventually};
-use autograd::random_checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
 use model::random_checkpoint;

@@ -16,33 +16,32 @@ use springtide::cli::App;
 use trainer::learn::learner::{Learner, Outcome};
 use uuid::Uuid;
 
-
 pub async fn run(args: rehearsal::Args, app: &App) -> anyhow::Result<()> {
-        let config = &app.config;
-        ensure!(
-            config.policy.compute == Compute::F32,
-            "a rehearsal samples in f32, so what policy.compute = \"bf16\" computes would not be what was sampled: set it to \
+    let config = &app.config;
+    ensure!(
+        config.policy.compute == Compute::F32,
+        "a rehearsal samples in f32, so what policy.compute = \"bf16\" computes would not be what was sampled: set it to \
              \"f32\""
-        );
-        let mut settings = config.trainer.realtime.clone();
-        if args.signal == Signal::Typed {
-            settings.step.loss = Loss::CrossEntropy;
-            settings.baseline = BaselineKind::Zero; // all that is typed has the same reward
-        }
-        ensure!(
-            args.served == 0.0 || settings.step.loss.reads_own_probabilities(),
-            "--served learns from greedy texts, and only the loss `verdicts` can: set trainer.realtime.step.loss"
-        );
-        let dir = &config.policy.base;
-        let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
-        let arithmetic =
-            Arithmetic::new(config.policy.compute, config.trainer.threads.into()).context("trainer.threads")?;
-        let work = move || {
-            let mut learner = Rehearsed::new(Arc::new(base), arithmetic, settings, &args)?;
-            rehearsal::run(&args, &mut learner)
-        };
-        tokio::task::spawn_blocking(work).await.context("rehearse")?
+    );
+    let mut settings = config.trainer.realtime.clone();
+    if args.signal == Signal::Typed {
+        settings.step.loss = Loss::CrossEntropy;
+        settings.baseline = BaselineKind::Zero; // all that is typed has the same reward
     }
+    ensure!(
+        args.served == 0.0 || settings.step.loss.reads_own_probabilities(),
+        "--served learns from greedy texts, and only the loss `verdicts` can: set trainer.realtime.step.loss"
+    );
+    let dir = &config.policy.base;
+    let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
+    let arithmetic =
+        Arithmetic::new(config.policy.compute, config.trainer.threads.into()).context("trainer.threads")?;
+    let work = move || {
+        let mut learner = Rehearsed::new(Arc::new(base), arithmetic, settings, &args)?;
+        rehearsal::run(&args, &mut learner)
+    };
+    tokio::task::spawn_blocking(work).await.context("rehearse")?
+}
 
 /// The trainer's own step, on trajectories that no table has.
 struct Rehearsed {

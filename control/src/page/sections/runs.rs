@@ -2,11 +2,11 @@
 
 pub mod one;
 
+use ::runs::api::runs::{self, Run};
 use axum::extract::State;
 use edge::Problem;
 use maud::{Markup, html};
 use time::OffsetDateTime;
-use trainer::api::runs::{self, Run};
 
 use crate::page::layout::{Region, Shown, framed, table, text};
 use crate::page::site::Site;

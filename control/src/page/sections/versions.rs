@@ -2,6 +2,7 @@
 
 pub mod one;
 
+use ::runs::api::versions::{self, Version};
 use axum::extract::State;
 use edge::Problem;
 use edge::query::Query;
@@ -10,7 +11,6 @@ use report::chart::{Axis, Chart, Point, Series};
 use report::number::{decimal, percent, range};
 use serde::Deserialize;
 use time::{Duration, OffsetDateTime};
-use trainer::api::versions::{self, Version};
 
 use crate::fields::encoded;
 use crate::page::layout::{Page, Region, Shown, table, text};

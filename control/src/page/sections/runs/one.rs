@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use ::runs::api::curve::{self, Curve, Ids, Point, described, differences, parse};
+use ::runs::api::leases::{self, Progress};
+use ::runs::api::runs::{self, Run};
 use axum::extract::State;
 use axum::response::Html;
 use edge::path::Path;
@@ -13,9 +16,6 @@ use report::chart::{self, Axis, Chart, Series};
 use report::number::{decimal, percent, range, scientific};
 use report::page::{Tile, document, name_value_table, render_tiles, section};
 use serde_json::Value;
-use runs::api::curve::{self, Curve, Ids, Point, described, differences, parse};
-use runs::api::leases::{self, Progress};
-use runs::api::runs::{self, Run};
 use uuid::Uuid;
 
 use crate::page::site::Site;
@@ -260,10 +260,10 @@ fn page_of_several(compared: &[(Run, Curve)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ::runs::api::List;
+    use ::runs::api::curve::Step;
     use serde_json::json;
     use time::macros::datetime;
-    use runs::api::List;
-    use runs::api::curve::Step;
 
     fn run(reason: &str) -> Run {
         Run {

@@ -1,6 +1,7 @@
 //! `/versions/{serial}`: one version: its parents and children, who got it, and what it was trained on. An
 //! alias in place of the number leads to the version that it names now.
 
+use ::runs::api::versions::{self, Version};
 use axum::extract::State;
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
@@ -10,7 +11,6 @@ use report::number::{decimal, interval, percent, scientific};
 use serde_json::Value;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
-use trainer::api::versions::{self, Version};
 use uuid::Uuid;
 
 use super::made_by;
