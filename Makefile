@@ -38,7 +38,7 @@ test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests,
 	@$(TIMED) "download Postgres and Kafka" $(SPRINGTIDE) stack fetch
 	@$(TIMED) "wheel of python/, its types and tests" env $(LINTED) $(MAKE) --no-print-directory python-test
 	@$(TIMED) "tests" env $(LINTED) SPRINGTIDE_PYTHON=$(abspath $(TARGET))/python/bin/python RUST_TEST_THREADS=6 \
-		$(SPRINGTIDE) stack test-env -- cargo test $(WORKSPACE) $$(tools/sandboxes.sh skip) # they wait more than they compute
+		$(SPRINGTIDE) stack test-env -- cargo test --no-fail-fast $(WORKSPACE) $$(tools/sandboxes.sh skip) # they wait more than they compute
 	@$(TIMED) "bench-ingest, small" $(TARGET)/debug/bench-ingest --springtide $(SPRINGTIDE) --rate 200 --seconds 2 \
 		--single-rate 50 --capacity-events 2000 --json $(TARGET)/bench/ingest-small.json
 	@tools/timed.sh $(TIMES) --report

@@ -3,6 +3,9 @@
 
 use super::fleet::{Fleet, Wrong};
 use super::world::{POLICY, World};
+use control::api::dead_letters::DeadLetters;
+use control::api::texts::Texts;
+use control::page::Site;
 use edge::auth::{Auth, AuthOptions};
 use event_log::Producer;
 use fixture::eventually;
@@ -12,6 +15,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use store::Store;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -31,7 +35,18 @@ pub async fn control_beside(world: &World, serve_url: &str) -> String {
     };
     let pool = world.stack.pool_of("control");
     let auth = Auth::new(AuthOptions::default(), pool.clone());
-    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
+    let kafka = world.stack.kafka.clone();
+    let producer = Producer::new(&kafka).unwrap();
+    let store = Store::open(&world.stack.store_url).unwrap();
+    let site = Site::new(
+        pool.clone(),
+        POLICY,
+        Arc::new(Texts::new(pool.clone(), POLICY, store, world.stack.keys_dir.clone())),
+        Arc::new(DeadLetters::new(pool.clone(), kafka, producer)),
+        CancellationToken::new(),
+    );
+    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls)
+        .merge(control::page::routes(site));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });
