@@ -1,5 +1,5 @@
 //! From an event to a trajectory: HTTP and Kafka in, rows and dead letters out, with a real broker
-//! and Postgres.
+//! and Postgres. Over 500 lines, because it has the main cases of every kind of event.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

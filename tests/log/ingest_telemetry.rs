@@ -1,5 +1,5 @@
 //! The telemetry of an ingest process: traces, metrics and logs, none of which may contain user
-//! text. The process and its exporter are real; the collector is a stub. Longer than 500 lines
+//! text. The process and its exporter are real; a collector keeps what it gets. Longer than 500 lines
 //! because all tests observe the same process.
 
 use std::collections::BTreeMap;

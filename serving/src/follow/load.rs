@@ -1,6 +1,7 @@
-//! Loads versions: fetch and verify, then install them in our own engine, beside those that serve, or
-//! have another engine serve them, or keep them as folders. Tracks their memory, and keeps their checkpoints as bases for the
-//! next delta.
+//! Loads versions: fetches and verifies them. Then our own engine gets them, beside those that serve,
+//! or another engine serves them, or they are kept as folders. Tracks their memory, and keeps their
+//! checkpoints as bases for the next delta. Over 500 lines, because the three share one account of
+//! memory.
 
 use super::Options;
 use super::folders::{self, Folders};

@@ -1,5 +1,5 @@
 //! Runs whose rollouts a harness outside makes: leases over HTTP, turns through the lease's base URL,
-//! rewards at the end.
+//! rewards at the end. Over 500 lines, because all tests use the same run and harness.
 
 use super::fleet::Wrong;
 use super::offline::{control_beside, ended, fleet, get, ingest, offline, post};

@@ -6,14 +6,13 @@ use artifact::need::Limit;
 use axum::routing::get;
 use edge::auth::key;
 use runs::memory;
-use sqlx::PgPool;
-use store::Store;
-use trainer::{Computing, Environment};
-
 use springtide::cli::App;
 use springtide::config::{Config, Part};
 use springtide::role::{self, Role};
 use springtide::{policy_store, signing_keys};
+use sqlx::PgPool;
+use store::Store;
+use trainer::{Computing, Environment};
 
 pub async fn run(app: &App) -> anyhow::Result<()> {
     let role = Role::start(app, Part::Train).await?;
