@@ -25,7 +25,7 @@ async fn read(connection: &mut PgConnection) -> sqlx::Result<Vec<(&'static str, 
 /// Notes what is in the tables and not in the audit: it was there before its changes were audited.
 /// Once for each kind in the life of the database.
 pub async fn begin(pool: &PgPool, actor: Actor<'_>) -> sqlx::Result<()> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     audit::lock(&mut transaction).await?;
     for (kind, rows) in read(&mut transaction).await? {
         rows::begin(&mut transaction, actor, kind, &rows).await?;

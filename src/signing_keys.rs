@@ -32,7 +32,7 @@ pub struct KeyChange<'a> {
 
 /// Appends a change of a key.
 pub async fn append(pool: &PgPool, actor: Actor<'_>, change: &KeyChange<'_>) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = edge::database::begin(pool).await.context("begin")?;
     let row = Change {
         tenant: "default",
         action: &format!("{KIND}.{}", change.verb),
@@ -82,7 +82,7 @@ async fn note(
     names: &BTreeMap<String, String>,
     actor: Actor<'_>,
 ) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = edge::database::begin(pool).await.context("begin")?;
     audit::lock(&mut transaction).await.context("lock the audit")?;
     let trail = Trail::read(&mut transaction, KIND).await.context("read the audit")?;
     let mut rows = Vec::new();

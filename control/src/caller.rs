@@ -23,7 +23,7 @@ pub fn reason(reason: &str) -> Result<&str, Problem> {
 
 /// Writes rows of the audit, and returns once they are committed.
 pub async fn note(pool: &PgPool, principal: &Principal, changes: &[Change<'_>]) -> Result<(), Problem> {
-    let mut transaction = pool.begin().await.map_err(unavailable)?;
+    let mut transaction = edge::database::begin(pool).await.map_err(unavailable)?;
     audit::append_all(&mut transaction, principal.actor(), changes)
         .await
         .map_err(unavailable)?;

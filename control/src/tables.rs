@@ -20,7 +20,7 @@ pub async fn reader(pool: &PgPool, tenant: Option<&str>) -> Result<Reader, Probl
 /// The same, with another time for each statement.
 pub async fn reader_within(pool: &PgPool, tenant: Option<&str>, statement_ms_max: &str) -> Result<Reader, Problem> {
     let begin = "begin isolation level repeatable read read only";
-    let mut reader = pool.begin_with(begin).await.map_err(unavailable)?;
+    let mut reader = edge::database::begin_with(pool, begin).await.map_err(unavailable)?;
     sqlx::query!(
         "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
                     set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,

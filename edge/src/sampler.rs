@@ -178,7 +178,7 @@ pub async fn register(
     let id = id_of(public_key);
     // As precise as it is stored.
     let expires_at = expires_at.and_then(|at| at.replace_microsecond(at.microsecond()).ok());
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     let inserted = sqlx::query!(
         "insert into sampler (id, public_key, name, policy, expires_at) values ($1, $2, $3, $4, $5)
          on conflict (id) do nothing",
@@ -284,7 +284,7 @@ pub async fn revoke(pool: &PgPool, id: &str, actor: Actor<'_>, reason: &str) -> 
         find(pool, id).await?.is_some(),
         "there is no sampler {id}; `springtide sampler list` shows all"
     );
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     sqlx::query!("select from pg_advisory_xact_lock(hashtextextended('springtide/sampler/revoke', 0))")
         .execute(&mut *transaction)
         .await

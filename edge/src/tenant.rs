@@ -55,7 +55,7 @@ pub async fn owner(pool: &PgPool, policy: &str) -> sqlx::Result<Option<String>> 
 /// Gives a new policy to `tenant`. Fails if it belongs to another tenant.
 pub async fn own(pool: &PgPool, policy: &str, tenant: &str, actor: Actor<'_>) -> anyhow::Result<()> {
     if owner(pool, policy).await.context("read the policy's owner")?.is_none() {
-        let mut transaction = pool.begin().await.context("begin")?;
+        let mut transaction = crate::database::begin(pool).await.context("begin")?;
         key::ensure_tenant(&mut transaction, tenant, actor, "for its policy", "").await?;
         let inserted = sqlx::query!(
             "insert into policy (name, tenant_id) values ($1, $2) on conflict (name) do nothing",
@@ -83,7 +83,7 @@ pub async fn own(pool: &PgPool, policy: &str, tenant: &str, actor: Actor<'_>) ->
 /// Hands a policy over to another tenant. What its old owner logs is no longer trained on, unless
 /// that tenant consents.
 pub async fn transfer(pool: &PgPool, policy: &str, to: &str, actor: Actor<'_>, reason: &str) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     let owner = locked_owner(&mut transaction, policy).await?;
     ensure!(owner != to, "the policy {policy} belongs to the tenant {to} already");
     key::ensure_tenant(&mut transaction, to, actor, "for its policy", reason).await?;
@@ -103,7 +103,7 @@ pub async fn consent(
     actor: Actor<'_>,
     reason: &str,
 ) -> anyhow::Result<bool> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     if locked_owner(&mut transaction, policy).await? == tenant {
         return Ok(false); // an owner always consents
     }
@@ -135,7 +135,7 @@ pub async fn withdraw(
     actor: Actor<'_>,
     reason: &str,
 ) -> anyhow::Result<bool> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     ensure!(
         locked_owner(&mut transaction, policy).await? != tenant,
         "the policy {policy} belongs to the tenant {tenant}, so it is always trained on that tenant's data: pause its \

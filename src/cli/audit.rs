@@ -98,8 +98,7 @@ impl Command {
 
 /// Reads everything in one snapshot: what changes meanwhile is no fault.
 async fn verify(pool: &PgPool, noted: Option<Head>) -> anyhow::Result<Verified> {
-    let mut snapshot = pool
-        .begin_with("begin isolation level repeatable read read only")
+    let mut snapshot = edge::database::begin_with(pool, "begin isolation level repeatable read read only")
         .await
         .context("begin")?;
     let begun = audited::has_begun(&mut snapshot).await.context("read the audit")?;

@@ -6,7 +6,7 @@ use edge::auth::key::{self, Grant, NewKey};
 use edge::auth::{Scope, Scopes};
 use runs::publish::import_checkpoint;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection};
+use sqlx::AssertSqlSafe;
 use std::sync::Arc;
 use text::tokenizer::Tokenizer;
 use uuid::Uuid;
@@ -227,17 +227,14 @@ async fn texts_are_shown_to_those_who_may_and_the_audit_says_who_read_them() {
 
     // whoever can run SQL as this role reads no text without a row of the audit that stays
     let control = texts.world.stack.pool_of("control");
-    let mut thief = control.acquire().await.unwrap();
-    sqlx::query("select set_config('springtide.all_tenants', 'on', false)")
-        .execute(&mut *thief)
-        .await
-        .unwrap();
     let note = format!(
         "insert into audit (id, at, actor, tenant, action, subject, detail, reason, previous, hash)
          select max(id) + 1, clock_timestamp(), 'thief', 'default', 'texts.read', '{unknown}', '', '', '', '' from audit"
     );
     for before in ["", &note] {
-        let mut transaction = thief.begin().await.unwrap();
+        let mut transaction = edge::database::begin_with(&control, "begin; set local springtide.all_tenants = 'on'")
+            .await
+            .unwrap();
         if !before.is_empty() {
             sqlx::query(AssertSqlSafe(before))
                 .execute(&mut *transaction)

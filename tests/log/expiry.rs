@@ -89,7 +89,7 @@ async fn old_weeks_are_dropped_beside_a_long_reader_and_honest_traffic() {
     service.stop().await;
 
     // A report, a backup.
-    let mut reader = pool.begin().await.unwrap();
+    let mut reader = edge::database::begin(pool).await.unwrap();
     let read = "select count(*) from (select from generation limit 1) g, (select from trajectory limit 1) t";
     sqlx::query(read).execute(&mut *reader).await.unwrap();
     let service = Service::start_with(&stack, kept(RETENTION_DAYS)).await;

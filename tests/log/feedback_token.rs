@@ -139,7 +139,7 @@ async fn feedback_with_a_token_is_taken_while_the_database_does_not_answer() {
     let (status, answer) = give(&replica).await;
     assert_eq!(status, 200, "{answer}");
     // Look-ups of samplers wait until the end of this transaction.
-    let mut locked = stack.pool.begin().await.unwrap();
+    let mut locked = edge::database::begin(&stack.pool).await.unwrap();
     sqlx::raw_sql("lock table sampler").execute(&mut *locked).await.unwrap();
     let known_since = std::time::Instant::now();
     // For longer than a look-up counts.

@@ -97,7 +97,7 @@ async fn figures_are_those_of_the_tenants_own_rows() {
     let pool = &stack.pool;
     define(pool, &serde_json::json!({"metric": "accept"})).await;
     let accepted = async |id: Uuid| -> Option<bool> {
-        let mut transaction = pool.begin().await.unwrap();
+        let mut transaction = edge::database::begin(pool).await.unwrap();
         sqlx::raw_sql("set local springtide.all_tenants = 'on'")
             .execute(&mut *transaction)
             .await
@@ -237,7 +237,7 @@ async fn feedback_of_another_tenant_holds_no_episode_of_the_same_id() {
     .await
     .unwrap();
     let held = async |tenant: &str| {
-        let mut sink = pool.begin().await.unwrap();
+        let mut sink = edge::database::begin(pool).await.unwrap();
         let none = || (Vec::<String>::new(), Vec::<Uuid>::new());
         sqlx::query(include_str!("../../ingest/src/rows/join/hold_episodes.sql"))
             .bind(none().0)
@@ -274,7 +274,7 @@ async fn generations_that_sinks_hold_do_not_keep_the_closer_from_those_behind_th
                 select id, surface, case when episode_id = $1 then now() - interval '1 h' else now() - interval '1 min' end \
                 from generation";
     sqlx::query(open).bind(busy).execute(pool).await.unwrap();
-    let mut sink = pool.begin().await.unwrap();
+    let mut sink = edge::database::begin(pool).await.unwrap();
     sqlx::query("select pg_advisory_xact_lock_shared(1, hashtext('default' || $1::uuid) & 4095)")
         .bind(busy)
         .execute(&mut *sink)
@@ -310,7 +310,7 @@ async fn generations_that_sinks_hold_do_not_keep_the_closer_from_those_behind_th
 macro_rules! pages {
     ($pool:expr, $sql:expr $(, $value:expr)*) => {{
         let sql = format!("explain (analyze, buffers, format json) {}", $sql);
-        let mut transaction = $pool.begin().await.unwrap();
+        let mut transaction = edge::database::begin(&$pool).await.unwrap();
         let mut pages = 0;
         // The first execution reads catalogs.
         for _ in 0..2 {
@@ -392,7 +392,7 @@ async fn equal_prompts_are_found_without_reading_them() {
                 where generation.id = long.id";
     sqlx::query(long).execute(pool).await.unwrap();
     let same = "select * from answers_to_the_same_prompt($1, 5000, 10)";
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(pool).await.unwrap();
     sqlx::raw_sql("set local springtide.all_tenants = 'on'")
         .execute(&mut *transaction)
         .await
@@ -451,8 +451,7 @@ async fn a_text_that_is_taken_back_after_its_horizon_is_asked_about_all_the_same
 async fn a_long_reader_does_not_keep_orphans_from_the_dead_letters() {
     let stack = Stack::start("foreign-reader").await;
     let ingest = stack.pool_of("ingest");
-    let mut reader = ingest
-        .begin_with("begin isolation level repeatable read read only")
+    let mut reader = edge::database::begin_with(&ingest, "begin isolation level repeatable read read only")
         .await
         .unwrap();
     sqlx::query("select count(*) from generation")

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(90);
 
 /// Deletes all rows and offsets of the sink. The fences and the running sink stay.
 async fn go_back(stack: &Stack) {
-    let mut transaction = stack.pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(&stack.pool).await.unwrap();
     for table in ["event_key", "generation", "open_generation", "feedback", "trajectory"] {
         let delete = sqlx::AssertSqlSafe(format!("delete from {table}"));
         transaction.execute(delete).await.unwrap();
@@ -78,7 +78,7 @@ async fn an_orphan_in_a_very_long_transaction_still_becomes_a_dead_letter() {
         ..options()
     };
     let service = Service::start_with(&stack, options).await;
-    let mut storing = stack.pool_of("ingest").begin().await.unwrap();
+    let mut storing = edge::database::begin(&stack.pool_of("ingest")).await.unwrap();
     // As a sink does first.
     let lock = "lock table consumer_offset in row exclusive mode";
     storing.execute(lock).await.unwrap();
@@ -122,7 +122,7 @@ async fn records_read_between_a_rebalance_and_the_end_of_a_round_are_stored() {
     let first = Service::start(&stack).await;
     send_to(&stack, 0, &generations(1)).await;
     stored(&stack.pool, 1).await;
-    let mut holding_up = stack.pool.begin().await.unwrap();
+    let mut holding_up = edge::database::begin(&stack.pool).await.unwrap();
     holding_up
         .execute("lock table generation in exclusive mode")
         .await

@@ -325,11 +325,11 @@ async fn an_episode_stays_open_while_a_sink_may_store_feedback_about_a_turn() {
     // later, when these turns are still invisible to it.
     add_partition(pool, 997, 0.0).await;
     release_the_closer(pool).await;
-    let mut first = pool.begin().await.unwrap();
+    let mut first = edge::database::begin(pool).await.unwrap();
     sqlx::query("select now()").execute(&mut *first).await.unwrap();
     add_partition(pool, 998, 1.0).await;
     let [announced, other, first_episode, other_episode] = ids_with_own_locks(pool).await;
-    let mut second = pool.begin().await.unwrap();
+    let mut second = edge::database::begin(pool).await.unwrap();
     sqlx::query("select from consumer_offset where partition = 998 for update")
         .execute(&mut *second)
         .await
@@ -387,7 +387,7 @@ async fn a_long_transaction_of_anybody_else_keeps_no_episode_open() {
     let stack = Stack::start("foreign-transaction").await;
     let pool = &stack.pool;
     let [turn_id, episode] = ids_with_own_locks(pool).await;
-    let mut foreign = pool.begin().await.unwrap();
+    let mut foreign = edge::database::begin(pool).await.unwrap();
     sqlx::query("select pg_current_xact_id()")
         .execute(&mut *foreign)
         .await

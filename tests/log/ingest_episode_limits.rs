@@ -126,7 +126,7 @@ async fn an_episode_closes_with_one_turn_too_many_and_its_further_turns_wait_for
     let closed = "select count(*) from trajectory where censor_code = 'too_many_turns' and episode_turns = 4097";
     assert_eq!(count(pool, closed).await, 4_097);
 
-    let mut holder = pool.begin().await.unwrap();
+    let mut holder = edge::database::begin(pool).await.unwrap();
     let held = sqlx::query("select from open_episode where episode_id = $1 and turns = 0 for update")
         .bind(episode)
         .execute(&mut *holder)

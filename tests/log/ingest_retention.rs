@@ -467,7 +467,7 @@ async fn a_long_reader_delays_a_drop_but_loses_no_work_and_stops_nobody() {
         .execute(pool)
         .await
         .unwrap();
-    let mut reader = pool.begin().await.unwrap();
+    let mut reader = edge::database::begin(pool).await.unwrap();
     sqlx::query("select (select count(*) from generation) + (select count(*) from trajectory)")
         .execute(&mut *reader)
         .await

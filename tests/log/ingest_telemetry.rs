@@ -334,7 +334,7 @@ async fn a_blocked_sink_shows_as_lag_in_records_and_seconds() {
     .await;
 
     // Only the sink is blocked by the lock.
-    let mut held = stack.pool.begin().await.unwrap();
+    let mut held = edge::database::begin(&stack.pool).await.unwrap();
     sqlx::query("select from consumer_offset for update")
         .execute(&mut *held)
         .await

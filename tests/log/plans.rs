@@ -75,7 +75,7 @@ async fn explain<'q>(pool: &PgPool, name: &str, sql: &str, bind: impl Fn(Q<'q>) 
 /// As the user of the role that asks, to whom row-level security applies, and with the setting of the
 /// Postgres that `springtide up` starts, which the guide recommends for others.
 async fn begin(pool: &PgPool, name: &str) -> Transaction<'static, Postgres> {
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(pool).await.unwrap();
     let user = match name.split_once(':').unwrap().0 {
         "trainer" => "set local role springtide_train",
         "control" => "set local role springtide_control; set local springtide.all_tenants = 'on'",

@@ -39,7 +39,7 @@ async fn the_origin_of_a_generation_leads_to_the_trajectories_of_its_version() {
 async fn a_ledger_that_takes_too_long_ends_with_its_snapshot() {
     let stack = Stack::start("slow-ledger").await;
     let control = Control::start(&stack, &[]).await;
-    let mut busy = stack.pool.begin().await.unwrap();
+    let mut busy = edge::database::begin(&stack.pool).await.unwrap();
     busy.execute("lock table generation in access exclusive mode")
         .await
         .unwrap();

@@ -196,7 +196,7 @@ async fn a_stolen_login_is_refused_what_its_role_does_not_do() {
 
 /// Generations that the user sees after these settings.
 async fn seen(pool: &PgPool, settings: &[(&str, &str)], query: &str) -> Vec<String> {
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(pool).await.unwrap();
     for (name, value) in settings {
         let set = sqlx::query("select set_config($1, $2, true)").bind(name).bind(value);
         set.execute(&mut *transaction).await.unwrap();

@@ -140,7 +140,7 @@ async fn a_caller_that_goes_away_neither_ends_a_comparison_nor_begins_another() 
     let pool = PgPoolOptions::new().connect(&stack.database_url).await.unwrap();
     let auth = required(&pool);
     let key = make(&stack.pool, &of_scope(Scope::Read)).await.secret;
-    let mut locked = stack.pool.begin().await.unwrap();
+    let mut locked = edge::database::begin(&stack.pool).await.unwrap();
     locked.execute("lock table api_key_revision").await.unwrap();
     let begun = Instant::now();
     for _ in 0..8 {
@@ -332,7 +332,7 @@ async fn adding_a_known_sampler_changes_when_it_expires_or_says_why_not() {
 }
 
 async fn append(pool: &PgPool, subject: &str) {
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(pool).await.unwrap();
     let change = Change {
         tenant: "default",
         action: "test.change",

@@ -15,4 +15,5 @@ mod scopes;
 mod session_demo;
 mod tenants;
 mod tls;
+mod transactions;
 mod up;

@@ -468,7 +468,7 @@ async fn a_key_has_two_ledger_queries_at_a_time_also_if_it_leaves_and_others_wai
     let ledger = |key: &str| Client::new().get(format!("{control}/v1/ledger")).bearer_auth(key);
     assert_eq!(send(ledger(&flooding)).await, (200, None));
 
-    let mut slow = stack.pool.begin().await.unwrap();
+    let mut slow = edge::database::begin(&stack.pool).await.unwrap();
     slow.execute("lock table generation in access exclusive mode")
         .await
         .unwrap();

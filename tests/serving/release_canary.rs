@@ -119,7 +119,7 @@ impl World {
     /// The same of version 1 as `champion` and of 2 as a canary that takes half of its users, at once: no
     /// look sees one side alone.
     pub async fn answers_of_both(&self, users: i32, champion: f64, canary: f64) {
-        let mut transaction = self.stack.pool.begin().await.unwrap();
+        let mut transaction = edge::database::begin(&self.stack.pool).await.unwrap();
         answer(&mut transaction, "champion", 1, users, champion, 0.5).await;
         answer(&mut transaction, "canary", 2, users, canary, 0.5).await;
         transaction.commit().await.unwrap();

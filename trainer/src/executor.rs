@@ -571,7 +571,7 @@ impl<'a> Executor<'a> {
         let reason = format!("step {step} was not published: {reason}");
         tracing::error!(run = %self.claim.run, step, code, "{reason}");
         metrics::counter!("springtide_train_refused_steps_total", "line" => self.line.clone(), "code" => code.to_string()).increment(1);
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         self.claim.lock(&mut transaction).await?;
         select::drop_generations(&mut transaction, self.claim.run, cohort, code).await?;
         // JSON has no NaN: values that are not finite become null
@@ -602,7 +602,7 @@ impl<'a> Executor<'a> {
     /// Ends this execution of the run; see [`Claim::release`].
     pub async fn release(&self, status: &str, reason: &str) -> anyhow::Result<()> {
         tracing::info!(run = %self.claim.run, line = self.line, status, reason, "ended the execution of the run");
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         self.claim.release(&mut transaction, status, Some(reason)).await?;
         transaction.commit().await?;
         Ok(())
@@ -623,7 +623,7 @@ impl<'a> Executor<'a> {
         if ids_by_code.is_empty() {
             return Ok(dropped);
         }
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         self.claim.lock(&mut transaction).await?;
         for (code, ids) in ids_by_code {
             let count = select::drop_generations(&mut transaction, self.claim.run, ids, code.as_ref()).await?;

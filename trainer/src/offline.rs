@@ -262,7 +262,7 @@ async fn fail(trainer: &Trainer, run: Uuid, reason: &str) -> anyhow::Result<()> 
 
 /// Ends an execution that has no executor: see [`Claim::release`].
 async fn release(pool: &PgPool, claim: &Claim, status: &str, reason: &str) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     claim.release(&mut transaction, status, Some(reason)).await?;
     transaction.commit().await?;
     Ok(())
@@ -460,7 +460,7 @@ async fn succeed(
     result: &serde_json::Value,
     reason: &str,
 ) -> anyhow::Result<()> {
-    let mut transaction = trainer.pool.begin().await?;
+    let mut transaction = edge::database::begin(&trainer.pool).await?;
     claim.lock(&mut transaction).await?;
     uses::insert(&mut transaction, claim.run, uses::ONLY_STEP, purpose, used).await?;
     refuse_withdrawn(&mut transaction, &trainer.policy, used).await?;

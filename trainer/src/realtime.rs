@@ -409,7 +409,7 @@ async fn rebase(executor: &mut Executor<'_>, branch: i32, version: i64) -> anyho
     let message =
         format!("re-based: branch {branch} continues from version {version} instead of {from}, with a fresh optimizer");
     tracing::warn!(%run, from, version, branch, "re-basing the line on the version that serves");
-    let mut transaction = executor.trainer.pool.begin().await?;
+    let mut transaction = edge::database::begin(&executor.trainer.pool).await?;
     executor.claim.lock(&mut transaction).await?;
     executor.move_line(&mut transaction, branch, version).await?;
     let data = json!({"branch": branch, "from": from, "to": version});

@@ -110,7 +110,7 @@ impl Listed {
 
 /// Makes a key, and its tenant if that is new.
 pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &str) -> anyhow::Result<Created> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     ensure_tenant(&mut transaction, key.tenant, actor, "for its first key", reason).await?;
     let created = insert(&mut transaction, key, None, actor.name).await?;
     let row = audited_key(&mut transaction, created.id).await?;
@@ -132,7 +132,7 @@ pub async fn rotate(
     actor: Actor<'_>,
     reason: &str,
 ) -> anyhow::Result<Created> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     let old = sqlx::query!(
         r#"select tenant_id, role, scopes, label, created_at, expires_at, revoked_at, replica, requests_per_second,
                   coalesce(lineage, id) as "lineage!", now() as "now!"
@@ -180,7 +180,7 @@ pub async fn rotate(
 /// Ends a key. Processes that reach the database refuse it within 5 seconds. Revoking it again is an
 /// error.
 pub async fn revoke(pool: &PgPool, id: Uuid, actor: Actor<'_>, reason: &str) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     let revoked = sqlx::query_scalar!(
         "update api_key set revoked_at = now() where id = $1 and revoked_at is null returning label",
         id
@@ -208,7 +208,7 @@ pub async fn limit(
     actor: Actor<'_>,
     reason: &str,
 ) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
     let changed = sqlx::query!(
         "update api_key set requests_per_second = $2 where id = $1 and revoked_at is null",
         id,

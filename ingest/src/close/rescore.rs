@@ -128,7 +128,7 @@ impl Reader {
 
     async fn next_generations(&mut self) -> anyhow::Result<Vec<Rescored>> {
         // One snapshot per page, so that trajectories and their signals are consistent.
-        let begin = self.pool.begin_with("begin isolation level repeatable read, read only");
+        let begin = edge::database::begin_with(&self.pool, "begin isolation level repeatable read, read only");
         let mut transaction = begin.await.context("begin")?;
         let request = &self.request;
         let mut rows = sqlx::query_file!(

@@ -90,7 +90,7 @@ async fn store_one(pool: &PgPool, definition: &Definition) -> anyhow::Result<i32
 
 /// Stores a version and its row in the audit, unless another process has stored that version.
 async fn insert(pool: &PgPool, surface: &str, version: i32, definition: &serde_json::Value) -> anyhow::Result<()> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     let inserted = sqlx::query!(
         "insert into reward_definition (surface, version, definition) values ($1, $2, $3) on conflict do nothing",
         surface,

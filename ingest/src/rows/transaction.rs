@@ -12,8 +12,11 @@ use sqlx::{PgPool, Postgres, Transaction};
 /// analyzes it.
 pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     // One message to the server, like a plain `begin`.
-    pool.begin_with("begin; set local idle_in_transaction_session_timeout = '10s'; set local enable_seqscan = off")
-        .await
+    edge::database::begin_with(
+        pool,
+        "begin; set local idle_in_transaction_session_timeout = '10s'; set local enable_seqscan = off",
+    )
+    .await
 }
 
 /// Like [`begin`], but the commit does not wait until it is flushed to disk.
@@ -23,7 +26,8 @@ pub(crate) async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Po
 /// does wait, such as a closure, flushes this one first, so nothing durable depends on rows that
 /// can be lost.
 pub(crate) async fn begin_unflushed(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
-    pool.begin_with(
+    edge::database::begin_with(
+        pool,
         "begin; set local synchronous_commit = off; set local idle_in_transaction_session_timeout = '10s'; \
          set local enable_seqscan = off",
     )

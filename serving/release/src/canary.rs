@@ -178,7 +178,7 @@ async fn look_at(service: &ReleaseService, connection: &mut PgConnection, canary
     if look::look(canary, &seen).is_none() {
         return Ok(false);
     }
-    let mut transaction = super::tables::begin(connection, policy).await.context("begin")?;
+    let mut transaction = super::tables::begin_on(connection, policy).await.context("begin")?;
     // a person may have decided meanwhile
     let now = tables::one(&mut transaction, policy, canary.id)
         .await

@@ -116,11 +116,11 @@ async fn request_experiment(
 ) -> Result<Json<ExperimentView>, Problem> {
     let inner = &service.0;
     let policy = &inner.policy;
-    let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
     // Outside the lock on the policy's assignments: a store that does not answer delays no release.
-    let state = tables::read(&mut connection, policy, service.rules())
-        .await
-        .map_err(unavailable)?;
+    let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
+    let state = tables::read(&mut connection, policy, service.rules()).await;
+    drop(connection);
+    let state = state.map_err(unavailable)?;
     let draft_of = |state: &ReleaseState| {
         arms::by_request(state, inner.learning, &request).map_err(|error| {
             tracing::info!(reason = %error, "arms refused");
@@ -132,7 +132,7 @@ async fn request_experiment(
     for version in &loadable {
         check_loadable(&service, *version).await?;
     }
-    let mut transaction = tables::begin(&mut connection, policy).await.map_err(unavailable)?;
+    let mut transaction = tables::begin(&inner.pool, policy).await.map_err(unavailable)?;
     let mut state = tables::read(&mut transaction, policy, service.rules())
         .await
         .map_err(unavailable)?;
@@ -156,7 +156,6 @@ async fn request_experiment(
         .await
         .map_err(unavailable)?;
     transaction.commit().await.map_err(unavailable)?;
-    drop(connection);
     tracing::info!(epoch, arms = draft.text(), "arms changed");
     metrics::counter!("springtide_arm_changes_total").increment(1);
     // the change is committed; if the store is down, the loop publishes it later

@@ -230,8 +230,7 @@ async fn request_release(
 ) -> Result<(StatusCode, Json<Released>), Problem> {
     let (inner, kind, actor) = (&service.0, request.kind.name(), &principal.label);
     let policy = &inner.policy;
-    let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = tables::begin(&mut connection, policy).await.map_err(unavailable)?;
+    let mut transaction = tables::begin(&inner.pool, policy).await.map_err(unavailable)?;
     let state = tables::read(&mut transaction, policy, service.rules())
         .await
         .map_err(unavailable)?;
@@ -312,7 +311,6 @@ async fn request_release(
             .map_err(unavailable)?;
     }
     transaction.commit().await.map_err(unavailable)?;
-    drop(connection);
     tracing::info!(epoch, alias = change.alias, version = change.to, kind, "alias moved");
     metrics::counter!("springtide_alias_moves_total", "kind" => kind).increment(1);
     // the change is committed; if the store is down, the loop publishes it later

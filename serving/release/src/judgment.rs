@@ -341,8 +341,7 @@ async fn judge(
     Json(request): Json<Request>,
 ) -> Result<(StatusCode, Json<Judgments>), Problem> {
     let policy = &service.0.policy;
-    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = super::tables::begin(&mut connection, policy)
+    let mut transaction = super::tables::begin(&service.0.pool, policy)
         .await
         .map_err(unavailable)?;
     let known = super::tables::has_version(&mut transaction, policy, request.version).await;

@@ -209,7 +209,7 @@ async fn write_changes(
     decide: fn(&ReleaseState) -> Vec<Change>,
 ) -> anyhow::Result<Option<(i64, Vec<Change>)>> {
     let (policy, configured) = (&service.0.policy, &service.0.options.arms);
-    let mut transaction = tables::begin(connection, policy).await.context("begin")?;
+    let mut transaction = tables::begin_on(connection, policy).await.context("begin")?;
     let state = read(service, &mut transaction).await?;
     let changes = changes(&state, configured, decide);
     if changes.is_empty() {

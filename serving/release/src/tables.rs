@@ -6,7 +6,7 @@ use super::decide::arms::{Draft, Experiment, Source};
 use super::decide::{Alias, Change, Line, ReleaseState, Rules, Run};
 use super::{ArmOptions, LEARNER, REALTIME};
 use sqlx::types::Json;
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
@@ -14,16 +14,29 @@ use uuid::Uuid;
 const LOCK_CLASS: i32 = 0x5274_6173;
 
 /// Begins a transaction and takes the lock on the policy's assignments.
-pub async fn begin<'a>(connection: &'a mut PgConnection, policy: &str) -> sqlx::Result<Transaction<'a, Postgres>> {
+pub async fn begin(pool: &PgPool, policy: &str) -> sqlx::Result<Transaction<'static, Postgres>> {
+    let mut transaction = edge::database::begin(pool).await?;
+    lock(&mut transaction, policy).await?;
+    Ok(transaction)
+}
+
+/// The same on the release loop's own connection.
+pub async fn begin_on<'a>(connection: &'a mut PgConnection, policy: &str) -> sqlx::Result<Transaction<'a, Postgres>> {
+    #[expect(clippy::disallowed_methods, reason = "the connection is in no pool")]
     let mut transaction = sqlx::Connection::begin(connection).await?;
+    lock(&mut transaction, policy).await?;
+    Ok(transaction)
+}
+
+async fn lock(transaction: &mut PgConnection, policy: &str) -> sqlx::Result<()> {
     sqlx::query!(
         "select pg_advisory_xact_lock($1, hashtext($2)) as \"unit!: ()\"",
         LOCK_CLASS,
         policy
     )
-    .fetch_one(&mut *transaction)
+    .fetch_one(transaction)
     .await?;
-    Ok(transaction)
+    Ok(())
 }
 
 pub async fn read(connection: &mut PgConnection, policy: &str, rules: Rules) -> sqlx::Result<ReleaseState> {

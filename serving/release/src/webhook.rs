@@ -156,7 +156,7 @@ async fn deliver_all(service: &ReleaseService, client: &reqwest::Client, receive
 /// whether there may be more.
 async fn deliver(service: &ReleaseService, client: &reqwest::Client, receiver: &Receiver) -> anyhow::Result<bool> {
     let (pool, policy) = (&service.0.pool, &service.0.policy);
-    let mut transaction = pool.begin().await.context("begin")?;
+    let mut transaction = edge::database::begin(pool).await.context("begin")?;
     let mine = sqlx::query!(
         "select sent_until, failures from webhook
          where policy = $1 and name = $2 and next_at <= clock_timestamp() for update skip locked",

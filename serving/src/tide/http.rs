@@ -60,7 +60,7 @@ async fn post_report(
     check_replica(&principal, &replica)?;
     fleet.check_policy(&report.policy)?;
     check(&report)?;
-    let mut transaction = fleet.pool.begin().await.map_err(unavailable)?;
+    let mut transaction = edge::database::begin(&fleet.pool).await.map_err(unavailable)?;
     let owns = sqlx::query_scalar!(
         r#"select ($3 or exists (select from replica r where r.id = $1 and r.owner is not distinct from $2)) as "owns!""#,
         replica,

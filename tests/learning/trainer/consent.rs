@@ -119,7 +119,7 @@ async fn a_step_is_not_committed_after_a_withdrawal() {
 async fn a_withdrawal_waits_for_the_commit_of_a_step() {
     let world = World::start("ordered").await;
     consent(&world).await;
-    let mut step = world.stack.pool.begin().await.unwrap();
+    let mut step = edge::database::begin(&world.stack.pool).await.unwrap();
     tenant::hold_consents(&mut step, POLICY).await.unwrap();
     let pool = world.stack.pool.clone();
     let withdrawal = tokio::spawn(async move { tenant::withdraw(&pool, POLICY, "guest", TEST, "").await });

@@ -14,7 +14,7 @@ use runs::claim::Claim;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -98,11 +98,18 @@ pub fn offline(world: &World) -> runs::Options {
 
 /// The run once it has ended.
 pub async fn ended(run: &str) -> Value {
-    eventually("the run ends", SOON, async || {
-        let run = get(run.to_owned()).await;
-        run["finished_at"].is_string().then_some(run)
-    })
-    .await
+    let started = Instant::now();
+    loop {
+        let now = get(run.to_owned()).await;
+        if now["finished_at"].is_string() {
+            return now;
+        }
+        if started.elapsed() > SOON {
+            let events = get(format!("{run}/events")).await;
+            panic!("not within {SOON:?}: the run ends. It is {now}, with the events {events}");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Starts a fleet. Returns its base URL.

@@ -108,7 +108,7 @@ pub async fn register(pool: &PgPool, key: &SamplerKey, replica: &str) {
 /// Assigns the version to the alias if it never was, as the release role does when a line moves. Requests that ask for the
 /// same at once wait for each other: both would take the same epoch.
 pub async fn ensure_assigned(pool: &PgPool, alias: &str, version: i64) {
-    let mut transaction = pool.begin().await.unwrap();
+    let mut transaction = edge::database::begin(pool).await.unwrap();
     sqlx::query("select pg_advisory_xact_lock(hashtext('ensure_assigned'))")
         .execute(&mut *transaction)
         .await

@@ -118,7 +118,7 @@ impl Claim {
     /// Puts the run back into the queue, with the reason. A person's request that has come meanwhile is
     /// obeyed instead.
     pub async fn give_way(&self, pool: &PgPool, reason: &str) -> Result<(), Error> {
-        let mut transaction = pool.begin().await?;
+        let mut transaction = edge::database::begin(pool).await?;
         self.lock(&mut transaction).await?;
         let now = sqlx::query!(
             r#"

@@ -144,7 +144,7 @@ impl Monitors<'_> {
 
     /// Takes the next trajectories of one surface. Returns how many.
     async fn take(&self, run: Uuid, arms: &Arms, surface: &str) -> anyhow::Result<usize> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.pool).await?;
         let stored = sqlx::query!(
             "select last_id, state from monitor where run_id = $1 and surface = $2",
             run,

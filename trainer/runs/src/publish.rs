@@ -352,7 +352,7 @@ impl Publisher {
     /// The commit, in one transaction. Refused if the executor has been replaced, if the line has
     /// moved, or if a generation already has a disposition.
     pub async fn commit(&self, claim: &Claim, prepared: &Prepared) -> Result<(), Error> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.pool).await?;
         claim.lock(&mut transaction).await?;
         record::commit(&mut transaction, prepared).await?;
         transaction.commit().await?;

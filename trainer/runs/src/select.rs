@@ -157,7 +157,7 @@ pub async fn drop_without_consent(
     claim: &Claim,
     since: Option<Duration>,
 ) -> Result<u64, claim::Error> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     claim.lock(&mut transaction).await?;
     let mut dropped = 0;
     loop {

@@ -158,7 +158,7 @@ impl<'a> Draws<'a> {
 
     /// No further step is made of the draw.
     pub async fn spend(&self, claim: &Claim, draw: i64) -> anyhow::Result<()> {
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         sqlx::query!(
             "update rollout set state = 'spent' where run_id = $1 and draw = $2 and state <> 'spent'",
@@ -191,7 +191,7 @@ impl<'a> Draws<'a> {
 
     /// Offers the next draw: groups of rollouts of tasks that the seed and the draw's number choose.
     async fn offer(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         let draw = sqlx::query_scalar!(
             r#"select coalesce(max(draw) + 1, 0) as "draw!" from rollout where run_id = $1"#,
@@ -213,7 +213,7 @@ impl<'a> Draws<'a> {
         if count == 0 {
             return Ok(false);
         }
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         let tasks = self.tasks_of(draw, drawn, count);
         self.insert(&mut transaction, claim.run, draw, tasks).await?;
@@ -289,7 +289,7 @@ impl<'a> Draws<'a> {
 
     /// Gives up leases that have expired, and offers what was lost again.
     async fn expire(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         sqlx::query!(
             r#"
@@ -345,7 +345,7 @@ impl<'a> Draws<'a> {
         if ids.is_empty() {
             return Ok(());
         }
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         mark_settled(&mut transaction, claim.run, &ids).await?;
         transaction.commit().await?;

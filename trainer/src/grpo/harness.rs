@@ -138,7 +138,7 @@ impl<'a> Harness<'a> {
 
     /// What an earlier execution was working on is offered again.
     pub async fn give_up_interrupted(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = self.trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
         claim.lock(&mut transaction).await?;
         sqlx::query!(
             r#"

@@ -39,7 +39,7 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
         };
         schedule.put_into(&mut config)?;
         let id = Uuid::now_v7();
-        let mut transaction = trainer.pool.begin().await?;
+        let mut transaction = edge::database::begin(&trainer.pool).await?;
         let inserted = sqlx::query!(
             r#"
             insert into run (id, kind, policy, line, status, config, base_version, steps_total, recurs_from)

@@ -176,7 +176,7 @@ pub(super) async fn ensure_run(trainer: &Trainer) -> anyhow::Result<Uuid> {
     if let Some(run) = known.as_ref().filter(|run| run.same_config && run.based) {
         return Ok(run.id);
     }
-    let mut transaction = trainer.pool.begin().await?;
+    let mut transaction = edge::database::begin(&trainer.pool).await?;
     let id = sqlx::query_scalar!(
         r#"
         insert into run (id, kind, policy, line, status, config, base_version)
@@ -223,7 +223,7 @@ pub(super) async fn may_run(trainer: &Trainer, run: Uuid) -> Result<bool, sqlx::
     let (alias, AliasState::Follows) = state(trainer, i32::MAX).await? else {
         return Ok(false);
     };
-    let mut transaction = trainer.pool.begin().await?;
+    let mut transaction = edge::database::begin(&trainer.pool).await?;
     // only if the run has not changed meanwhile
     let queued = sqlx::query!(
         "update run set status = 'queued', reason = null where id = $1 and status = 'paused' and reason = $2",

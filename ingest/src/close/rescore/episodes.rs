@@ -42,7 +42,7 @@ struct Episode {
 
 impl Reader {
     pub(super) async fn next_episodes(&mut self) -> anyhow::Result<Vec<Rescored>> {
-        let begin = self.pool.begin_with("begin isolation level repeatable read, read only");
+        let begin = edge::database::begin_with(&self.pool, "begin isolation level repeatable read, read only");
         let mut transaction = begin.await.context("begin")?;
         let mut rescored = Vec::new();
         // A page of episodes may have no line, if they are all on other surfaces by now.

@@ -120,7 +120,7 @@ async fn stored_targets(
     wanted.sort_unstable();
     wanted.dedup();
     let (ids, episodes): (Vec<Uuid>, Vec<bool>) = wanted.into_iter().unzip();
-    let mut transaction = pool.begin_with("begin read only").await?;
+    let mut transaction = edge::database::begin_with(pool, "begin read only").await?;
     // What answers a caller sees that caller's tenant alone, whatever the query says.
     let visible = sqlx::query!(
         "select set_config('springtide.tenant', $1, true) as tenant, \

@@ -45,7 +45,7 @@ pub async fn propose(service: &ReleaseService, connection: &mut PgConnection) ->
     if inner.options.freeze.iter().any(|window| window.contains(now)) {
         return Ok(false);
     }
-    let mut transaction = crate::tables::begin(connection, policy).await.context("begin")?;
+    let mut transaction = crate::tables::begin_on(connection, policy).await.context("begin")?;
     let latest = tables::latest(&mut transaction, policy, 1)
         .await
         .context("read the last canary")?;

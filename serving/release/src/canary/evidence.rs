@@ -144,7 +144,7 @@ pub struct Answers<'a> {
 
 /// Reads from when the canary got its first users until now, or until it lost them. Before that, in
 /// `shadow`, it reads the unseen answers. `sums_up`: what is new is added to the sums first, which the release loop
-/// alone does.
+/// alone does. Must not be dropped if the connection is one of a pool.
 pub async fn read(
     connection: &mut PgConnection,
     policy: &str,
@@ -186,6 +186,10 @@ pub async fn read(
         sums::advance(connection, &answers).await?;
     }
     // both queries read the same sums
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the caller sees to it that this is not dropped"
+    )]
     let mut transaction = connection.begin_with("begin isolation level repeatable read").await?;
     set(&mut transaction).await?;
     let summed_until = sqlx::query_scalar!(
@@ -252,6 +256,10 @@ async fn read_unseen(
 
 /// The query says of which tenants, and the release loop waits for it.
 pub(super) async fn begin(connection: &mut PgConnection) -> sqlx::Result<Transaction<'_, Postgres>> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the caller sees to it that this is not dropped"
+    )]
     let mut transaction = connection.begin().await?;
     set(&mut transaction).await?;
     Ok(transaction)

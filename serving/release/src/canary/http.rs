@@ -215,7 +215,9 @@ async fn read_evidence(State(service): State<ReleaseService>, Path(id): Path<Uui
             canary.state.name()
         )));
     }
-    let evidence = evidence::read(&mut connection, &service.0.policy, &canary, false).await;
+    // It begins transactions on a connection of the pool, so it is not dropped with the request.
+    let read = async move { evidence::read(&mut connection, &service.0.policy, &canary, false).await };
+    let evidence = tokio::spawn(read).await.map_err(Problem::internal)?;
     Ok(Json(evidence.map_err(unavailable)?))
 }
 
@@ -235,10 +237,7 @@ async fn propose(
             "strategy: requiresApproval is {asked}; the configuration asks for {least}, and a proposal can only ask for more"
         )));
     }
-    let mut connection = inner.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = crate::tables::begin(&mut connection, policy)
-        .await
-        .map_err(unavailable)?;
+    let mut transaction = crate::tables::begin(&inner.pool, policy).await.map_err(unavailable)?;
     let known = crate::tables::has_version(&mut transaction, policy, proposal.version).await;
     if !known.map_err(unavailable)? {
         return Err(no_version(policy, proposal.version));
@@ -293,8 +292,7 @@ async fn decide(
 ) -> Result<Json<Full>, Problem> {
     let event = requested(&decision)?;
     let policy = &service.0.policy;
-    let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
-    let mut transaction = crate::tables::begin(&mut connection, policy)
+    let mut transaction = crate::tables::begin(&service.0.pool, policy)
         .await
         .map_err(unavailable)?;
     let canary = find(&mut transaction, &service, id).await?;
@@ -332,7 +330,6 @@ async fn decide(
     note(&mut transaction, &principal, id, event.name(), &about, &why.reason).await?;
     let full = full(&mut transaction, &service, id).await?;
     transaction.commit().await.map_err(unavailable)?;
-    drop(connection);
     tracing::info!(canary = %id, version = canary.version, event = event.name(), "canary decided by a person");
     // the change is committed; if the store is down, the loop publishes it later
     if let Err(error) = service.publish_missing().await {

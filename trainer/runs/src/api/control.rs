@@ -34,7 +34,7 @@ async fn cancel_as(shared: &Shared, principal: &Principal, id: Uuid) -> Result<J
     if run.kind == "realtime" {
         return Err(Problem::conflict("the realtime run cannot be canceled; pause it"));
     }
-    let mut transaction = shared.pool.begin().await.map_err(database)?;
+    let mut transaction = edge::database::begin(&shared.pool).await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run
@@ -59,7 +59,7 @@ pub(super) async fn pause(
     Path(id): Path<Uuid>,
 ) -> Result<Json<Run>, Problem> {
     let run = runs::get(&shared.pool, &shared.policy, id).await?;
-    let mut transaction = shared.pool.begin().await.map_err(database)?;
+    let mut transaction = edge::database::begin(&shared.pool).await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run
@@ -83,7 +83,7 @@ pub(super) async fn resume(
     Path(id): Path<Uuid>,
 ) -> Result<Json<Run>, Problem> {
     let run = runs::get(&shared.pool, &shared.policy, id).await?;
-    let mut transaction = shared.pool.begin().await.map_err(database)?;
+    let mut transaction = edge::database::begin(&shared.pool).await.map_err(database)?;
     let changed = sqlx::query_scalar!(
         r#"
         update run

@@ -387,7 +387,7 @@ async fn insert(
     data: &serde_json::Value,
 ) -> Result<Uuid, sqlx::Error> {
     let id = Uuid::now_v7();
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     sqlx::query!(
         r#"
         insert into run (id, kind, policy, line, status, config, base_version, steps_total)

@@ -74,7 +74,7 @@ pub enum Error {
 /// Begins a transaction that sees the datasets of a tenant's keys; `None`: all. No statement of it runs
 /// longer than [`STATEMENT_MAX`].
 pub async fn begin(pool: &PgPool, tenant: Option<&str>) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    let mut transaction = pool.begin().await?;
+    let mut transaction = edge::database::begin(pool).await?;
     sqlx::query!(
         "select set_config('springtide.tenant', coalesce($1, ''), true) as tenant,
                 set_config('springtide.all_tenants', case when $1 is null then 'on' else 'off' end, true) as all_tenants,

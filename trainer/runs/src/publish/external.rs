@@ -125,7 +125,7 @@ pub(super) async fn check_line(
 
 /// The commit, and the announcement.
 pub(super) async fn commit(publisher: &Publisher, manifest: &Manifest, new_line: bool) -> Result<(), Error> {
-    let mut transaction = publisher.pool.begin().await?;
+    let mut transaction = edge::database::begin(&publisher.pool).await?;
     record::commit_external(&mut transaction, manifest, new_line).await?;
     transaction.commit().await?;
     publisher.announce(manifest.version).await;

@@ -46,7 +46,7 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
     let reserved = publisher.reserve(None).await?;
     publisher.put_manifest(&mut manifest, reserved, None).await?;
     publisher.store.reupload_missing(&publisher.policy, &[&pieces]).await?;
-    let mut transaction = publisher.pool.begin().await?;
+    let mut transaction = edge::database::begin(&publisher.pool).await?;
     record::insert_version(&mut transaction, &manifest).await?;
     let inserted = sqlx::query!(
         "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",

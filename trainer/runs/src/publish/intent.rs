@@ -23,7 +23,7 @@ impl Publisher {
             manifest: store::manifest_digest(manifest)?,
             run_state,
         };
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = edge::database::begin(&self.pool).await?;
         claim.lock(&mut transaction).await?;
         record::insert_intent(&mut transaction, manifest, run, &intent).await?;
         transaction.commit().await?;

@@ -124,7 +124,7 @@ pub async fn next(
 
 /// Begins a transaction that sees one moment, and holds the claim.
 async fn snapshot(pool: &PgPool, claim: &Claim) -> Result<Transaction<'static, Postgres>, claim::Error> {
-    let mut transaction = pool.begin_with("begin isolation level repeatable read").await?;
+    let mut transaction = edge::database::begin_with(pool, "begin isolation level repeatable read").await?;
     claim.lock(&mut transaction).await?;
     Ok(transaction)
 }
