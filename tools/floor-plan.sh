@@ -7,16 +7,16 @@ cd "$(dirname "$0")/.."
 failed=0
 fail() { echo "floor plan: $*" >&2; failed=1; }
 
-# The names of all packages that `crate` depends on with `features`.
-tree() { # crate [features]
-  cargo tree --locked --offline --quiet --no-default-features --edges normal --prefix none --package "$1" --features "${2:-}" --format '{p}' | cut -d' ' -f1 | sort -u
+# The names of all packages that `crate` depends on with `feature`.
+tree() { # crate [feature]
+  cargo tree --locked --offline --quiet --edges normal --prefix none --package "$1" --features "${2:+$1/$2}" --format '{p}' | cut -d' ' -f1 | sort -u
 }
-forbid() { # crate, features, packages…
-  local crate=$1 features=$2 package
-  local names; names=$(tree "$crate" "$features")
+forbid() { # crate, feature, packages…
+  local crate=$1 feature=$2 package
+  local names; names=$(tree "$crate" "$feature")
   shift 2
   for package in "$@"; do
-    if grep -qx -- "$package" <<<"$names"; then fail "$crate${features:+ with $features} depends on $package"; fi
+    if grep -qx -- "$package" <<<"$names"; then fail "$crate${feature:+ with $feature} depends on $package"; fi
   done
 }
 

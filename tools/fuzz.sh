@@ -13,7 +13,7 @@ crate=$1
 case $crate in
   # With the features of every other build, so that few crates are built twice.
   ingest) build=(cargo build --locked --workspace --features ingest/fuzz --example fuzz) example=fuzz ;;
-  policy) build=(cargo build --locked --package artifact --features fuzz --example fuzz-policy) example=fuzz-policy ;;
+  policy) build=(cargo build --locked --package artifact --features artifact/fuzz --example fuzz-policy) example=fuzz-policy ;;
   *) echo "fuzz: $crate has no targets; use ingest or policy" >&2; exit 2 ;;
 esac
 # The profile leaves these checks out of `artifact`, whose loops they slow. Here they find bugs.

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use runs::options::Options;
 use runs::publish::{self, squash};
 use runs::{claim, monitors, show_rate};
-use sqlx::{Postgres, pool::PoolConnection};
+use sqlx::PgConnection;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -63,10 +63,7 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
     Ok(())
 }
 
-async fn wait_for_lease(
-    trainer: &Trainer,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<Option<PoolConnection<Postgres>>> {
+async fn wait_for_lease(trainer: &Trainer, shutdown: &CancellationToken) -> anyhow::Result<Option<PgConnection>> {
     let mut logged = false;
     loop {
         let lease = claim::lease(&trainer.pool, &trainer.policy)
@@ -86,10 +83,10 @@ async fn wait_for_lease(
 }
 
 /// Resolves when the lease's connection fails.
-async fn lease_lost(lease: &mut PoolConnection<Postgres>) -> sqlx::Error {
+async fn lease_lost(lease: &mut PgConnection) -> sqlx::Error {
     loop {
         tokio::time::sleep(LEASE_EVERY).await;
-        if let Err(error) = sqlx::query!("select 1 as one").fetch_one(&mut **lease).await {
+        if let Err(error) = sqlx::query!("select 1 as one").fetch_one(&mut *lease).await {
             return error;
         }
     }

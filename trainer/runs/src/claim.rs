@@ -183,24 +183,17 @@ pub async fn alarm_is_on(pool: &PgPool, run: Uuid, alarm: &str) -> Result<bool, 
 /// The lease of the one process that executes a policy's runs: an advisory lock on a connection of
 /// its own, released when the process ends. Keep the returned connection while working. `None`:
 /// another process has the lease.
-pub async fn lease(
-    pool: &PgPool,
-    policy: &str,
-) -> Result<Option<sqlx::pool::PoolConnection<sqlx::Postgres>>, sqlx::Error> {
-    let mut connection = pool.acquire().await?;
+pub async fn lease(pool: &PgPool, policy: &str) -> Result<Option<PgConnection>, sqlx::Error> {
+    // back in the pool, the connection would keep the lock, also if this future is dropped
+    let mut connection = pool.acquire().await?.detach();
     let name = format!("springtide/trainer/{policy}");
     let held = sqlx::query_scalar!(
         "select pg_try_advisory_lock(hashtextextended($1, 0)) as \"held!\"",
         name
     )
-    .fetch_one(&mut *connection)
+    .fetch_one(&mut connection)
     .await?;
-    if !held {
-        return Ok(None);
-    }
-    // in the pool, the connection would keep the lock
-    connection.close_on_drop();
-    Ok(Some(connection))
+    Ok(held.then_some(connection))
 }
 
 #[cfg(test)]
