@@ -16,7 +16,10 @@ async fn a_caller_that_is_dropped_leaves_no_connection_in_a_transaction() {
             () = polled(polls) => {}
         }
         let read = pool.fetch_one("select now() = statement_timestamp()").await.unwrap();
-        assert!(read.get::<bool, _>(0), "dropped after {polls} polls, it goes on around the next statement");
+        assert!(
+            read.get::<bool, _>(0),
+            "dropped after {polls} polls, it goes on around the next statement"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! `[trainer.realtime.step]` and its bounds: names and constants of what a step computes. The
-//! formulas are in `trainer/src/learn`.
+//! Names and constants of what a step computes, and their bounds: `[trainer.realtime.step]`, and the
+//! loss of a GRPO run. The formulas are in `trainer/src/learn`.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ pub enum Loss {
         dual: Option<f64>,
     },
     /// PPO's clipped objective with one ratio for a whole generation: the geometric mean of its tokens'
-    /// π/μ. Its authors use `seq-mean-token-mean`, and 3e-4 and 4e-4.
+    /// π/μ. Its authors use `seq-mean-token-mean`, `low` 3e-4 and `high` 4e-4.
     Gspo { low: f64, high: f64 },
     /// For rewards that are verdicts: above 0 is an accept, below 0 a reject. The likelihood of the verdicts.
     Verdicts { weight_max: f64 },
@@ -97,7 +97,8 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
-    /// Whether it is proportional to the advantage, as GRPO and `seq-mean-token-mean` need it.
+    /// Whether an advantage that is k > 0 times as large makes it k times as large, as GRPO and
+    /// `seq-mean-token-mean` need it.
     pub fn is_proportional(&self) -> bool {
         !matches!(self, Loss::Verdicts { .. })
     }

@@ -73,8 +73,8 @@ pub fn scaled(aggregation: Aggregation, samples: &[Sample], advantages: &[f64]) 
     scaled.map(|(sample, advantage)| advantage / of(sample)).collect()
 }
 
-/// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0). The dual
-/// clip does not count.
+/// The loss of each token, and which tokens were truncated or clipped (1.0) or not (0.0, as of a loss that does
+/// neither). The dual clip does not count.
 #[derive(Debug)]
 pub struct Terms {
     pub per_token: Tensor,
@@ -92,9 +92,9 @@ pub fn reinforce_is(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, cap: f
     }
 }
 
-/// A clipped loss whose clip sees how far the policy moved, and not that serving masked the decline token: `loss` gets
-/// the log-probabilities of the old policy, log μ + log(1 − π(decline)), and (1 − π(decline)) weighs it from outside.
-/// Otherwise rejects of explored answers would lose their gradient and accepts keep theirs.
+/// For a loss that clips or gates the ratio: it sees how far the policy moved, and not that serving masked the decline
+/// token. `loss` gets the log-probabilities of the old policy, log μ + log(1 − π(decline)), and (1 − π(decline)) weighs
+/// it from outside. Otherwise rejects of explored answers would lose their gradient and accepts keep theirs.
 ///
 /// The decoupled objective of Hilton et al. 2022 (arXiv 2110.00641).
 fn apart(masked: Option<&Tensor>, behavior: &Tensor, loss: impl Fn(&Tensor) -> Terms) -> Terms {
