@@ -131,7 +131,7 @@ impl Definition {
         }
     }
 
-    /// A rollout. A grader's float is the reward.
+    /// A rollout. A grader's float closes it. A GRPO run takes the reward from the table `rollout`.
     pub fn rollout() -> Self {
         Self {
             name: "rollout".to_owned(),
@@ -390,7 +390,7 @@ pub fn starts_at(sampled_at: OffsetDateTime, finished_at: OffsetDateTime) -> Off
     sampled_at.max(finished_at)
 }
 
-/// A feedback event about the generation.
+/// A feedback event about the generation, its episode or its turn.
 #[derive(Debug, Clone)]
 pub struct Signal {
     pub id: Uuid,

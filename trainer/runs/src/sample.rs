@@ -47,7 +47,8 @@ pub struct Sample {
     pub reward: f64,
     /// The decline token was masked; `logprobs` are of the distribution without it.
     pub suppressed: bool,
-    /// Factor of its advantage, see [`crate::explore`].
+    /// Factor of its advantage, 0 or more, see [`crate::explore`]. Supervised runs set it to 1, and the loss
+    /// `verdicts` sees only whether it is 0.
     pub weight: f64,
 }
 
