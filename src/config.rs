@@ -10,6 +10,7 @@ mod tls;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -38,112 +39,115 @@ impl Format for Toml {
 const DEFAULT_FILE: &str = "springtide.toml";
 const ENV_PREFIX: &str = "SPRINGTIDE__";
 
-/// The configuration: defaults, overridden by the file, overridden by the environment. Relative
-/// paths are relative to the folder of the file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// Folder of everything that a stack on this machine keeps: database, log, weights, keys, log
-    /// files. Default: `.springtide`.
-    pub state_dir: PathBuf,
-    pub policy: Policy,
-    pub listen: Listen,
-    pub client: Client,
-    pub auth: edge::auth::AuthOptions,
-    pub tls: Tls,
-    pub telemetry: Telemetry,
-    pub postgres: Postgres,
-    pub kafka: Kafka,
-    pub stack: Stack,
-    pub serve: serving::ServeOptions,
-    pub release: release::Options,
-    pub ingest: ingest::Options,
-    pub spool: ingest::spool::Options,
-    pub relay: serving::relay::Options,
-    pub follow: serving::sidecar::Options,
-    pub world: world::service::Options,
-    pub trainer: runs::Options,
+edge::options! {
+    /// The configuration: defaults, overridden by the file, overridden by the environment. Relative
+    /// paths are relative to the folder of the file.
+    pub struct Config {
+        /// Folder of everything that a stack on this machine keeps: database, log, weights, keys,
+        /// log files.
+        pub state_dir: PathBuf = ".springtide".into(),
+        pub policy: Policy,
+        pub listen: Listen,
+        pub client: Client,
+        pub auth: edge::auth::AuthOptions,
+        pub tls: Tls,
+        pub telemetry: Telemetry,
+        pub postgres: Postgres,
+        pub kafka: Kafka,
+        pub stack: Stack,
+        pub serve: serving::ServeOptions,
+        pub release: release::Options,
+        pub ingest: ingest::Options,
+        pub spool: ingest::spool::Options,
+        pub relay: serving::relay::Options,
+        pub follow: serving::sidecar::Options,
+        pub world: world::service::Options,
+        pub trainer: runs::Options,
+    }
 }
 
-/// `[policy]`: the model that is trained and served.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Policy {
-    /// Name of the model. Requests give it as `model`. Default: `demo`.
-    pub name: String,
-    /// The tenant that it belongs to: keys of this tenant decide about its runs and releases. Another
-    /// than `default` needs `auth.required`. Default: `default`.
-    pub tenant: String,
-    /// Hugging Face folder that becomes the first version of a new policy. Default:
-    /// `demo/models/base`.
-    pub base: PathBuf,
-    /// Precision of matrix products in every role: `f32` or `bf16`. Default: `f32`.
-    pub compute: model::exact::Compute,
-    /// Quantized copies that every manifest names: `fp8-e4m3-b128.1`, `int4-sym-g32.1`. Default:
-    /// none.
-    #[serde(rename = "quantised")]
-    pub quantized: Vec<artifact::quant::Spec>,
-    /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` or `https://` URL
-    /// for reading only. Default: `store` in the state folder.
-    pub store: Option<String>,
-    /// API key for a relay. Never printed. Default: none.
-    #[serde(skip_serializing)]
-    pub store_api_key: Option<String>,
-    /// Largest size of the cache for objects of a remote store, bytes. The cache is in the state
-    /// folder. All processes share it, and interrupted downloads resume from it. An object that is
-    /// larger than the cache is an error. Default: 64 GiB.
-    pub cache_bytes_max: u64,
-    /// Parts of a remote object (8 MiB each) to fetch at once, 1 to 256. Default: 8.
-    pub cache_streams: usize,
-    /// Threads per process for encoding, verifying and applying deltas and packing weights, 1 to
-    /// 256. Default: 1.
-    pub sync_threads: u16,
-    /// Folder of the signing keys and the trusted public keys. Default: `keys` in the state folder.
-    pub keys: Option<PathBuf>,
+edge::options! {
+    /// `[policy]`: the model that is trained and served.
+    #[derive(Eq)]
+    pub struct Policy {
+        /// Name of the model. Requests give it as `model`.
+        pub name: String = "demo".to_owned(),
+        /// The tenant that the policy belongs to: keys of this tenant decide about its runs and
+        /// releases, and it learns from this tenant's users. Others must consent (`springtide tenant
+        /// consent`). Another than `default` needs `auth.required`.
+        pub tenant: String = edge::auth::OPEN_TENANT.to_owned(),
+        /// Hugging Face folder that becomes the first version of a new policy.
+        pub base: PathBuf = "demo/models/base".into(),
+        /// Precision of matrix products in sampler and trainer: `f32`, or `bf16`, which is faster
+        /// with AVX512-BF16 and gives other results.
+        pub compute: model::exact::Compute = model::exact::Compute::F32,
+        /// Quantized copies that every manifest names, for engines that serve them:
+        /// `fp8-e4m3-b128.1`, `int4-sym-g32.1`.
+        #[serde(rename = "quantised")]
+        pub quantized: Vec<artifact::quant::Spec> = vec![],
+        /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` or `https://` URL
+        /// for reading only. Default: `store` in the state folder.
+        pub store: Option<String> = None,
+        /// API key for a relay. Never printed.
+        #[serde(skip_serializing)]
+        pub store_api_key: Option<String> = None,
+        /// Largest size of the cache for objects of a remote store, bytes. The cache is `objects` in
+        /// the state folder. All processes share it, and interrupted downloads resume from it. An
+        /// object that is larger than the cache is an error.
+        pub cache_bytes_max: u64 = 64 << 30,
+        /// Parts of a remote object (8 MiB each) to fetch at once, 1 to 256.
+        pub cache_streams: usize = 8 => 1..=256,
+        /// Threads per process for encoding, verifying and applying deltas and packing weights, 1 to
+        /// 256.
+        pub sync_threads: u16 = 1 => 1..=256,
+        /// Folder of the signing keys and the trusted public keys. Default: `keys` in the state folder.
+        pub keys: Option<PathBuf> = None,
+    }
 }
 
-/// `[listen]`: where each role listens. Addresses other than loopback need `auth.required`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Listen {
-    /// Completions. Default: `127.0.0.1:8000`.
-    pub serve: SocketAddr,
-    /// Feedback and generations. Default: `127.0.0.1:8001`.
-    pub ingest: SocketAddr,
-    /// Runs, versions, releases, fleet. Default: `127.0.0.1:8002`.
-    pub control: SocketAddr,
-    /// The trainer's health and metrics. Default: `127.0.0.1:8003`.
-    pub train: SocketAddr,
-    /// Host names under which roles without required keys are called, beside `localhost`,
-    /// `*.localhost` and loopback addresses. Default: none.
-    pub hosts: Vec<String>,
-    /// After SIGTERM: how long `/health` answers 503 while everything else goes on, in seconds. A load
-    /// balancer or Kubernetes needs that long to stop sending requests. Default: 0.
-    pub unready_seconds: u64,
-    /// Then, how long open requests may still take, in seconds. Default: 20.
-    pub drain_seconds: u64,
-    pub connections_max: ConnectionsMax,
+edge::options! {
+    /// `[listen]`: where each role listens. Addresses other than loopback need `auth.required`.
+    #[derive(Eq)]
+    pub struct Listen {
+        /// Completions.
+        pub serve: SocketAddr = loopback(8000),
+        /// Feedback and generations.
+        pub ingest: SocketAddr = loopback(8001),
+        /// Runs, versions, releases, fleet.
+        pub control: SocketAddr = loopback(8002),
+        /// The trainer's health, its metrics and whether it computes.
+        pub train: SocketAddr = loopback(8003),
+        /// Without `auth.required` a role answers only requests to localhost, *.localhost and
+        /// loopback addresses, and to these names. It answers no page of another site in a browser.
+        pub hosts: Vec<String> = Vec::new(),
+        /// After SIGTERM, `/health` answers 503 for so many seconds and everything else goes on, so
+        /// that a load balancer or Kubernetes stops sending requests. Set it there to a few checks'
+        /// time (10), and terminationGracePeriodSeconds above the sum of this and `drain_seconds` +
+        /// 5.
+        pub unready_seconds: u64 = 0 => 0..=3600,
+        /// Then open requests have so many seconds to end.
+        pub drain_seconds: u64 = 20 => 0..=3600,
+        pub connections_max: ConnectionsMax,
+    }
 }
 
-/// `[listen.connections_max]`: how many connections each role keeps open. When all are taken, the one
-/// that has waited longest for a request is closed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConnectionsMax {
-    /// Default: 4096.
-    pub serve: usize,
-    /// Also of a collector. Default: 4096.
-    pub ingest: usize,
-    /// Default: 1024.
-    pub control: usize,
-    /// Default: 128.
-    pub train: usize,
-    /// Default: 1024.
-    pub relay: usize,
-    /// Default: 1024.
-    pub follow: usize,
-    /// Default: 1024.
-    pub world: usize,
+/// Fewer would lock out the callers that a role always has.
+const CONNECTIONS: RangeInclusive<usize> = 8..=1_000_000;
+
+edge::options! {
+    /// `[listen.connections_max]`: how many connections each role keeps open. When all are taken, the one
+    /// that has waited longest for a request is closed.
+    #[derive(Eq)]
+    pub struct ConnectionsMax {
+        pub serve: usize = 4096 => CONNECTIONS,
+        /// Also of a collector.
+        pub ingest: usize = 4096 => CONNECTIONS,
+        pub control: usize = 1024 => CONNECTIONS,
+        pub train: usize = 128 => CONNECTIONS,
+        pub relay: usize = 1024 => CONNECTIONS,
+        pub follow: usize = 1024 => CONNECTIONS,
+        pub world: usize = 1024 => CONNECTIONS,
+    }
 }
 
 /// A role that listens.
@@ -178,35 +182,38 @@ impl Part {
     }
 }
 
-/// `[client]`: the URLs under which roles and commands reach the other roles.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Client {
-    /// Base URL of the completions API. Default: the address of `listen.serve`.
-    pub serve: Option<String>,
-    /// Base URL of the completions API in each cluster, by the cluster's name. A harness that names
-    /// its cluster gets leases of that URL. Default: none.
-    pub clusters: BTreeMap<String, String>,
-    /// Base URL of the feedback API. Default: the address of `listen.ingest`.
-    pub ingest: Option<String>,
-    /// Base URL of the control API. Default: the address of `listen.control`.
-    pub control: Option<String>,
-    /// API key that commands such as `springtide release` send. Never printed. Default: none.
-    #[serde(skip_serializing)]
-    pub api_key: Option<String>,
+edge::options! {
+    /// `[client]`: the URLs under which roles and commands reach the other roles.
+    #[derive(Eq)]
+    pub struct Client {
+        /// Base URL of the completions API. Default: the address of `listen.serve`.
+        pub serve: Option<String> = None,
+        /// Base URL of the completions API in each cluster, by the cluster's name. A harness that
+        /// names its cluster gets leases of that URL.
+        pub clusters: BTreeMap<String, String>,
+        /// Base URL of the feedback API. Default: the address of `listen.ingest`.
+        pub ingest: Option<String> = None,
+        /// Base URL of the control API. Default: the address of `listen.control`.
+        pub control: Option<String> = None,
+        /// API key that commands such as `springtide release` send. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+    }
 }
 
-/// `[telemetry]`: logs and traces. Prometheus metrics are always on, at `/metrics`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Telemetry {
-    /// Format of log lines: `human` or `json`. Default: `human`.
-    pub format: LogFormat,
-    /// Log levels by module, in the syntax of the crate tracing-subscriber. Default: `info`.
-    pub filter: String,
-    /// OTLP endpoint for traces over HTTP, e.g. `http://127.0.0.1:4318/v1/traces`. Default: none,
-    /// no traces.
-    pub otlp_endpoint: Option<String>,
+edge::options! {
+    /// `[telemetry]`: logs and traces. Prometheus metrics are always on, at `/metrics`.
+    #[derive(Eq)]
+    pub struct Telemetry {
+        /// Format of log lines: `human` or `json`.
+        pub format: LogFormat = LogFormat::Human,
+        /// Log levels by module, in the syntax of the crate tracing-subscriber, such as
+        /// `info,serving=debug`.
+        pub filter: String = "info".to_owned(),
+        /// OTLP endpoint for traces over HTTP, e.g. `http://127.0.0.1:4318/v1/traces`. Default: none,
+        /// no traces.
+        pub otlp_endpoint: Option<String> = None,
+    }
 }
 
 /// Format of log lines.
@@ -217,38 +224,42 @@ pub enum LogFormat {
     Json,
 }
 
-/// `[postgres]`: the trajectory store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Postgres {
-    /// An external Postgres 18: `postgres://user:password@host/database`, where the user owns the
-    /// database. Never printed. Default: none, `springtide up` runs a private one.
-    #[serde(skip_serializing)]
-    pub url: Option<String>,
-    /// Number in the name of the private Postgres' socket, `postgres/.s.PGSQL.<port>` in the state
-    /// folder. It has no TCP port. Default: 15432.
-    pub port: u16,
-    /// Largest number of connections per role, at least 4. Default: 16.
-    pub connections_max: u32,
-    pub urls: PostgresUrls,
+edge::options! {
+    /// `[postgres]`: the trajectory store.
+    #[derive(Eq)]
+    pub struct Postgres {
+        /// An external Postgres 18. Its user owns the database. Never printed. On another machine it
+        /// needs an sslmode: verify-full, or disable on a network that nobody else can reach.
+        /// Default: `springtide up` runs a private one.
+        #[serde(skip_serializing)]
+        pub url: Option<String> = None,
+        /// Number in the name of the private Postgres' socket, `postgres/.s.PGSQL.<port>` in the
+        /// state folder. It has no TCP port.
+        pub port: u16 = 15432,
+        /// Largest number of connections per role, at least 4.
+        pub connections_max: u32 = 16 => 4..,
+        pub urls: PostgresUrls,
+    }
 }
 
-/// `[postgres.urls]`: of an external Postgres, for the database users of the roles. Never printed.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PostgresUrls {
-    /// As the user `springtide_serve`. Default: `postgres.url`.
-    #[serde(skip_serializing)]
-    pub serve: Option<String>,
-    /// As the user `springtide_ingest`. Default: `postgres.url`.
-    #[serde(skip_serializing)]
-    pub ingest: Option<String>,
-    /// As the user `springtide_control`. Default: `postgres.url`.
-    #[serde(skip_serializing)]
-    pub control: Option<String>,
-    /// As the user `springtide_train`. Default: `postgres.url`.
-    #[serde(skip_serializing)]
-    pub train: Option<String>,
+edge::options! {
+    /// `[postgres.urls]`: of an external Postgres, for the database users of the roles. Never printed.
+    #[derive(Eq)]
+    pub struct PostgresUrls {
+        /// As the user `springtide_serve`, who has the least rights. Default: `postgres.url`, whose
+        /// user may do everything.
+        #[serde(skip_serializing)]
+        pub serve: Option<String> = None,
+        /// As the user `springtide_ingest`. Default: `postgres.url`.
+        #[serde(skip_serializing)]
+        pub ingest: Option<String> = None,
+        /// As the user `springtide_control`. Default: `postgres.url`.
+        #[serde(skip_serializing)]
+        pub control: Option<String> = None,
+        /// As the user `springtide_train`. Default: `postgres.url`.
+        #[serde(skip_serializing)]
+        pub train: Option<String> = None,
+    }
 }
 
 impl PostgresUrls {
@@ -275,115 +286,46 @@ impl PostgresUrls {
     }
 }
 
-/// `[kafka]`: the log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Kafka {
-    /// An external cluster: `host:port`, comma-separated. Default: none, `springtide up` runs a
-    /// private node.
-    pub brokers: Option<String>,
-    /// First part of every topic's name. Default: `springtide`.
-    pub topic_prefix: String,
-    /// Retention of new topics, hours. Must exceed the longest outage of ingest. Default: 168.
-    pub log_retention_hours: u32,
-    /// Largest size of a partition of new topics, bytes; 0: no limit. Default: 0.
-    pub log_bytes_max: u64,
-    /// Retention of the dead-letter queue, days. Default: 90.
-    pub dead_letter_retention_days: u32,
-    /// librdkafka settings, passed through unchanged; they override Springtide's own. Never
-    /// printed. Default: none.
-    #[serde(skip_serializing)]
-    pub librdkafka: BTreeMap<String, String>,
-    /// File of further librdkafka settings, lines `name=value`: a place for passwords. `librdkafka`
-    /// overrides them. Default: none, or `kafka.properties` in the state folder for the private
-    /// node, which writes it.
-    pub librdkafka_file: Option<PathBuf>,
-    /// Loopback port of the private node. Default: 19192.
-    pub port: u16,
-    /// Loopback port between the private node's broker and controller. Default: 19193.
-    pub controller_port: u16,
-    /// Largest Java heap of the private node, MiB. Default: 384.
-    pub heap_mib: u32,
-}
-
-/// `[stack]`: what `springtide up` runs beside the roles.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Stack {
-    /// Folder of what is downloaded once, about 150 MB unpacked. Default: `.stack`.
-    pub cache: PathBuf,
-    pub vllm: vllm::Options,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            state_dir: ".springtide".into(),
-            policy: Policy::default(),
-            listen: Listen::default(),
-            client: Client::default(),
-            auth: edge::auth::AuthOptions::default(),
-            tls: Tls::default(),
-            telemetry: Telemetry::default(),
-            postgres: Postgres::default(),
-            kafka: Kafka::default(),
-            stack: Stack::default(),
-            serve: serving::ServeOptions::default(),
-            release: release::Options::default(),
-            ingest: ingest::Options::default(),
-            spool: ingest::spool::Options::default(),
-            relay: serving::relay::Options::default(),
-            follow: serving::sidecar::Options::default(),
-            world: world::service::Options::default(),
-            trainer: runs::Options::default(),
-        }
+edge::options! {
+    /// `[kafka]`: the log.
+    #[derive(Eq)]
+    pub struct Kafka {
+        /// An external cluster: `host:port`, comma-separated. On another machine it needs a
+        /// security.protocol in [kafka.librdkafka]. Default: `springtide up` runs a private node.
+        pub brokers: Option<String> = None,
+        /// First part of every topic's name.
+        pub topic_prefix: String = "springtide".to_owned(),
+        /// Retention of new topics, hours. Events that expire before they are in the tables are
+        /// lost, so allow for the longest outage of ingest.
+        pub log_retention_hours: u32 = 168,
+        /// Largest size of a partition of new topics, bytes; 0: no limit.
+        pub log_bytes_max: u64 = 0,
+        /// Retention of the dead-letter queue, days. It keeps at most 16 GiB.
+        pub dead_letter_retention_days: u32 = 90,
+        /// librdkafka settings, passed through unchanged; they override Springtide's own. Never
+        /// printed.
+        #[serde(skip_serializing)]
+        pub librdkafka: BTreeMap<String, String> = BTreeMap::new(),
+        /// File of further librdkafka settings, lines `name=value`: a place for passwords. `librdkafka`
+        /// overrides them. Default: none, or `kafka.properties` in the state folder for the private
+        /// node, which writes it.
+        pub librdkafka_file: Option<PathBuf> = None,
+        /// Loopback port of the private node.
+        pub port: u16 = 19192,
+        /// Loopback port between the private node's broker and controller.
+        pub controller_port: u16 = 19193,
+        /// Largest Java heap of the private node, MiB.
+        pub heap_mib: u32 = 384,
     }
 }
 
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            name: "demo".to_owned(),
-            tenant: edge::auth::OPEN_TENANT.to_owned(),
-            base: "demo/models/base".into(),
-            compute: model::exact::Compute::F32,
-            quantized: vec![],
-            store: None,
-            store_api_key: None,
-            cache_bytes_max: 64 << 30,
-            cache_streams: 8,
-            sync_threads: 1,
-            keys: None,
-        }
-    }
-}
-
-impl Default for Listen {
-    fn default() -> Self {
-        Self {
-            serve: loopback(8000),
-            ingest: loopback(8001),
-            control: loopback(8002),
-            train: loopback(8003),
-            hosts: Vec::new(),
-            unready_seconds: 0,
-            drain_seconds: 20,
-            connections_max: ConnectionsMax::default(),
-        }
-    }
-}
-
-impl Default for ConnectionsMax {
-    fn default() -> Self {
-        Self {
-            serve: 4096,
-            ingest: 4096,
-            control: 1024,
-            train: 128,
-            relay: 1024,
-            follow: 1024,
-            world: 1024,
-        }
+edge::options! {
+    /// `[stack]`: what `springtide up` runs beside the roles.
+    #[derive(Eq)]
+    pub struct Stack {
+        /// Folder of the downloads of the private Postgres and Kafka, about 150 MB unpacked.
+        pub cache: PathBuf = ".stack".into(),
+        pub vllm: vllm::Options,
     }
 }
 
@@ -397,53 +339,6 @@ impl ConnectionsMax {
             Part::Relay => self.relay,
             Part::Follow => self.follow,
             Part::World => self.world,
-        }
-    }
-}
-
-impl Default for Telemetry {
-    fn default() -> Self {
-        Self {
-            format: LogFormat::Human,
-            filter: "info".to_owned(),
-            otlp_endpoint: None,
-        }
-    }
-}
-
-impl Default for Postgres {
-    fn default() -> Self {
-        Self {
-            url: None,
-            port: 15432,
-            connections_max: 16,
-            urls: PostgresUrls::default(),
-        }
-    }
-}
-
-impl Default for Kafka {
-    fn default() -> Self {
-        Self {
-            brokers: None,
-            topic_prefix: "springtide".to_owned(),
-            log_retention_hours: 168,
-            log_bytes_max: 0,
-            dead_letter_retention_days: 90,
-            librdkafka: BTreeMap::new(),
-            librdkafka_file: None,
-            port: 19192,
-            controller_port: 19193,
-            heap_mib: 384,
-        }
-    }
-}
-
-impl Default for Stack {
-    fn default() -> Self {
-        Self {
-            cache: ".stack".into(),
-            vllm: vllm::Options::default(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! how long they are, how much they repeat themselves. The trainer watches the same figures of the learning
 //! arm; the function `answer_figures` defines them.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 pub const ANSWERS_MAX: usize = 4_000;
 
 /// Means over answers. All but `shown` are over those that were shown. `None`: over none.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// How many answers were looked at.
     pub answers: i64,

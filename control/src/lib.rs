@@ -35,6 +35,7 @@ use api::texts::Texts;
 use page::Site;
 
 pub use evaluator::Evaluations;
+pub use rewards::Shown;
 
 /// The ledger's query reads every generation, so few run at a time.
 const LEDGERS_AT_ONCE: usize = 2;

@@ -2,7 +2,7 @@
 //! with before.
 
 use report::{Clusters, Interval};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -65,7 +65,7 @@ struct Row {
 }
 
 /// A period as JSON.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shown {
     /// From the end of the period until now, in seconds. `null`: it is a version's newest answers, of any
     /// time.

@@ -119,22 +119,17 @@ pub struct Delivery {
 
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
     settings: Settings,
     temperature: f32,
 }
 
 impl Client {
-    pub fn new(settings: Settings, temperature: f32) -> anyhow::Result<Self> {
-        Ok(Self {
-            http: settings.http.clone(),
-            settings,
-            temperature,
-        })
+    pub fn new(settings: Settings, temperature: f32) -> Self {
+        Self { settings, temperature }
     }
 
     fn post(&self, url: String, timeout: Duration) -> reqwest::RequestBuilder {
-        let request = self.http.post(url).timeout(timeout);
+        let request = self.settings.http.post(url).timeout(timeout);
         match &self.settings.api_key {
             Some(key) => request.bearer_auth(key),
             None => request,
@@ -153,7 +148,7 @@ impl Client {
         ] {
             let health = format!("{url}/health");
             loop {
-                let answer = self.http.get(&health).timeout(FEEDBACK_TIMEOUT).send().await;
+                let answer = self.settings.http.get(&health).timeout(FEEDBACK_TIMEOUT).send().await;
                 if answer.is_ok_and(|response| response.status().is_success()) {
                     break;
                 }
@@ -319,7 +314,7 @@ mod tests {
             control_url: url,
             ..Settings::for_tests()
         };
-        (Client::new(settings, 1.0).unwrap(), bodies)
+        (Client::new(settings, 1.0), bodies)
     }
 
     fn asker() -> Asker {

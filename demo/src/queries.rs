@@ -212,11 +212,13 @@ pub async fn feedback_to_serving_phases(pool: &PgPool, scope: &Scope) -> sqlx::R
 }
 
 /// What the loop did during the run.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct LoopTotals {
     pub steps: i64,
-    /// Largest |Δ log p| between a logged and a recomputed token, nats.
+    /// Largest |Δ log p| between a logged and a recomputed token over all steps of the run, nats.
+    #[serde(rename = "parity_log_prob_difference_max")]
     pub parity_max: Option<f64>,
+    /// Bytes of all deltas of the run, as a fraction of the bytes of their versions.
     pub delta_ratio: Option<f64>,
     pub swaps: i64,
     pub swap_pause_ms_p50: Option<f64>,

@@ -4,9 +4,9 @@
 mod capability;
 mod tried;
 
-use std::{num::NonZero, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{bail, ensure};
 use artifact::checkpoint::Checkpoint;
 use report::{
     Interval,
@@ -19,7 +19,7 @@ use crate::{
     developer::{self, FilePart, Pause},
     random::Draws,
     stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
-    suggester::{Draft, Method, Suggester},
+    suggester::{Draft, Method, on_all_cores},
 };
 
 pub use self::{
@@ -392,20 +392,12 @@ fn try_out(
     temperature: f32,
     seed: u64,
 ) -> anyhow::Result<Vec<Trial>> {
-    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let numbered: Vec<(u64, &(usize, Pause))> = (0..).zip(pauses).collect();
-    let work = |part: &[(u64, &(usize, Pause))]| -> anyhow::Result<Vec<Trial>> {
-        let mut suggester = Suggester::new(checkpoint)?;
+    on_all_cores(checkpoint, pauses, |suggester, part| {
         let (mut fitting, mut prompts) = (Vec::new(), Vec::new());
         for &(nth, (user, pause)) in part {
             if let Some(ids) = suggester.prompt(pause)? {
                 let seed = Draws::new("springtide demo reference 2", &[seed, nth]).seed();
-                let sampled = Method::Sampled {
-                    temperature,
-                    seed,
-                    suppressed: false,
-                };
-                prompts.push((ids, [sampled, Method::Greedy]));
+                prompts.push((ids, [Method::sampled(temperature, seed), Method::Greedy]));
                 fitting.push((user, pause));
             }
         }
@@ -420,14 +412,6 @@ fn try_out(
                 greedy: Judged::new(&greedy, pause),
             });
         Ok(trials.collect())
-    };
-    std::thread::scope(|scope| {
-        let parts = numbered.chunks(pauses.len().div_ceil(workers).max(1));
-        let handles: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
-        let trials = handles
-            .into_iter()
-            .map(|handle| handle.join().map_err(|_| anyhow!("a worker panicked"))?);
-        Ok(trials.collect::<anyhow::Result<Vec<_>>>()?.concat())
     })
 }
 

@@ -152,7 +152,7 @@ impl ArmStats {
     }
 }
 
-fn unit(yes: bool) -> f64 {
+pub fn unit(yes: bool) -> f64 {
     f64::from(u8::from(yes))
 }
 

@@ -1,9 +1,9 @@
 //! A policy in this process: suggestions for many pauses at once, as the serving engine would make
 //! them, without a server. Used for the reference policies; a run asks the stack. Synchronous.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, num::NonZero};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use artifact::checkpoint::Checkpoint;
 use model::exact::{ExactModel, KvCache};
 use model::sampling::{self, Params, Source};
@@ -31,6 +31,17 @@ pub enum Method {
     /// The most probable token each time, except declining. Whether it would have declined is
     /// noted.
     Greedy,
+}
+
+impl Method {
+    /// As users get it.
+    pub fn sampled(temperature: f32, seed: u64) -> Self {
+        Self::Sampled {
+            temperature,
+            seed,
+            suppressed: false,
+        }
+    }
 }
 
 /// One suggestion, whether it is shown or not.
@@ -93,11 +104,15 @@ impl Suggester {
         self.cache.context() - SUGGESTION_TOKENS_MAX
     }
 
-    /// The prompt of a pause, shortened as the demo's client does it. `None`: it never fits.
+    /// The prompt of a pause. `None`: it never fits.
     pub fn prompt(&self, pause: &Pause) -> anyhow::Result<Option<Vec<u32>>> {
-        let mut chars = CONTEXT_CHARS_MAX;
+        self.fitting(CONTEXT_CHARS_MAX, |chars| format!("{}{CUT}", pause.context(chars)))
+    }
+
+    /// The tokens of `prompt(chars)`, shortened as the demo's client does it. `None`: it never fits.
+    pub fn fitting(&self, mut chars: usize, prompt: impl Fn(usize) -> String) -> anyhow::Result<Option<Vec<u32>>> {
         for _ in 0..=SHORTENINGS_MAX {
-            let ids = self.encode(&format!("{}{CUT}", pause.context(chars)))?;
+            let ids = self.encode(&prompt(chars))?;
             if ids.len() <= self.prompt_tokens_max() {
                 return Ok(Some(ids));
             }
@@ -200,6 +215,27 @@ impl Suggester {
         drafts[ended.prompt][ended.method] = ended.draft;
         Ok(())
     }
+}
+
+/// Does `work` with parts of the numbered items on all cores, each with a suggester of its own. Returns
+/// all results in order.
+pub fn on_all_cores<I: Sync, T: Send + Clone>(
+    checkpoint: &Checkpoint,
+    items: &[I],
+    work: impl Fn(&mut Suggester, &[(u64, &I)]) -> anyhow::Result<Vec<T>> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let numbered: Vec<(u64, &I)> = (0..).zip(items).collect();
+    std::thread::scope(|scope| {
+        let parts = numbered.chunks(items.len().div_ceil(workers).max(1));
+        let handles: Vec<_> = parts
+            .map(|part| scope.spawn(|| work(&mut Suggester::new(checkpoint)?, part)))
+            .collect();
+        let results = handles
+            .into_iter()
+            .map(|handle| handle.join().map_err(|_| anyhow!("a worker panicked"))?);
+        Ok(results.collect::<anyhow::Result<Vec<_>>>()?.concat())
+    })
 }
 
 /// The most probable token except `without`; the lowest id among equals.

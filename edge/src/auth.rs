@@ -19,7 +19,6 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header, request::Parts};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use uuid::Uuid;
 
@@ -36,14 +35,15 @@ use limits::Limits;
 /// The tenant of every caller where no key is needed.
 pub const OPEN_TENANT: &str = "default";
 
-/// `[auth]` of the configuration file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AuthOptions {
-    /// Whether every request needs an API key (default: false). If not, every caller is an admin of
-    /// the tenant `default`, and servers may listen on loopback addresses only.
-    pub required: bool,
-    pub limits: LimitOptions,
+crate::options! {
+    /// `[auth]` of the configuration file.
+    #[derive(Copy, Eq)]
+    pub struct AuthOptions {
+        /// Whether every request needs an API key (`springtide key create`). If not, every caller is
+        /// an admin of the tenant `default`, and servers may listen on loopback addresses only.
+        pub required: bool = false,
+        pub limits: LimitOptions,
+    }
 }
 
 /// The caller of a request. [`Auth::protect`] adds it to the request's extensions.

@@ -12,6 +12,7 @@ mod held;
 pub mod host;
 pub mod intake;
 pub mod json;
+pub mod options;
 pub mod path;
 pub mod problem;
 pub mod query;

@@ -68,65 +68,26 @@ enum Errors {
     Json,
 }
 
-pub fn get<S, T, H>(handler: H) -> Endpoint<S>
-where
-    S: Clone + Send + Sync + 'static,
-    T: 'static,
-    H: Handler<T, S>,
-{
-    Endpoint {
-        method: "get",
-        router: routing::get(handler),
-        body_bytes_max: BODY_BYTES_MAX,
-        errors: Errors::Problem,
-        other_scope: None,
-    }
+macro_rules! methods {
+    ($($method:ident)+) => {$(
+        pub fn $method<S, T, H>(handler: H) -> Endpoint<S>
+        where
+            S: Clone + Send + Sync + 'static,
+            T: 'static,
+            H: Handler<T, S>,
+        {
+            Endpoint {
+                method: stringify!($method),
+                router: routing::$method(handler),
+                body_bytes_max: BODY_BYTES_MAX,
+                errors: Errors::Problem,
+                other_scope: None,
+            }
+        }
+    )+};
 }
 
-pub fn post<S, T, H>(handler: H) -> Endpoint<S>
-where
-    S: Clone + Send + Sync + 'static,
-    T: 'static,
-    H: Handler<T, S>,
-{
-    Endpoint {
-        method: "post",
-        router: routing::post(handler),
-        body_bytes_max: BODY_BYTES_MAX,
-        errors: Errors::Problem,
-        other_scope: None,
-    }
-}
-
-pub fn put<S, T, H>(handler: H) -> Endpoint<S>
-where
-    S: Clone + Send + Sync + 'static,
-    T: 'static,
-    H: Handler<T, S>,
-{
-    Endpoint {
-        method: "put",
-        router: routing::put(handler),
-        body_bytes_max: BODY_BYTES_MAX,
-        errors: Errors::Problem,
-        other_scope: None,
-    }
-}
-
-pub fn delete<S, T, H>(handler: H) -> Endpoint<S>
-where
-    S: Clone + Send + Sync + 'static,
-    T: 'static,
-    H: Handler<T, S>,
-{
-    Endpoint {
-        method: "delete",
-        router: routing::delete(handler),
-        body_bytes_max: BODY_BYTES_MAX,
-        errors: Errors::Problem,
-        other_scope: None,
-    }
-}
+methods! { get post put delete }
 
 impl<S: Clone + Send + Sync + 'static> Endpoint<S> {
     /// The largest body that it reads, instead of 2 MiB.

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use serde::{Deserialize, Serialize};
 use uuid::{Builder, Uuid};
 
 use event_log::event::time_of;
@@ -24,72 +23,45 @@ pub(crate) use verdict::Verdict;
 pub(crate) const SOURCE_PREFIX: &str = "springtide/judge/";
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// `[[ingest.judge]]`: what it is asked, and where.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Options {
-    /// Letters, digits, `-`, `_` and `.`, at most 64.
-    pub name: String,
-    /// The boolean or float metric that it answers. Nobody else may give feedback of this metric.
-    pub metric: String,
-    /// The text metric that it reads.
-    pub of: String,
-    /// Base URL of the endpoint, before `/chat/completions`.
-    pub url: String,
-    /// The model, as the endpoint calls it.
-    pub model: String,
-    /// What to answer, in words. For a boolean: when the answer is true.
-    pub rubric: String,
-    /// How often each text is asked about, an odd number. The majority decides, or of a float metric
-    /// the median. Default: 1.
-    #[serde(default = "one")]
-    pub votes: u32,
-    /// Default: the endpoint's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<f64>,
-    /// Smallest answer of a float metric. Default: 0.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min: Option<f64>,
-    /// Largest answer of a float metric. Default: 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max: Option<f64>,
-    /// Sent as `Authorization: Bearer`. Never printed. Default: none.
-    #[serde(default, skip_serializing)]
-    pub api_key: Option<ApiKey>,
-    /// Timeout of one request, seconds. Default: 30.
-    #[serde(default = "thirty")]
-    pub timeout_seconds: f64,
-    /// How long after its end a trajectory waits for missing answers, seconds. Then it is censored.
-    /// Default: 60.
-    #[serde(default = "sixty")]
-    pub patience_seconds: f64,
-    /// Requests at once, per process of ingest. Default: 4.
-    #[serde(default = "four")]
-    pub concurrency: usize,
-    /// After so many faulty answers a text is given up. An endpoint that does not answer is none.
-    /// Default: 8.
-    #[serde(default = "eight")]
-    pub attempts_max: u32,
-    /// Only texts of these tenants are sent to the endpoint. Others have no answers, and do not wait
-    /// for any. Default: all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tenants: Vec<String>,
-}
-
-fn one() -> u32 {
-    1
-}
-fn four() -> usize {
-    4
-}
-fn eight() -> u32 {
-    8
-}
-fn thirty() -> f64 {
-    30.0
-}
-fn sixty() -> f64 {
-    60.0
+edge::options! {
+    /// `[[ingest.judge]]`: what it is asked, and where.
+    pub struct Options {
+        /// Letters, digits, `-`, `_` and `.`, at most 64.
+        pub name: String,
+        /// The boolean or float metric that it answers. Nobody else may give feedback of this metric.
+        pub metric: String,
+        /// The text metric that it reads.
+        pub of: String,
+        /// Base URL of the endpoint, before `/chat/completions`.
+        pub url: String,
+        /// The model, as the endpoint calls it.
+        pub model: String,
+        /// What to answer, in words. For a boolean: when the answer is true.
+        pub rubric: String,
+        /// How often each text is asked about, an odd number. The majority decides, or of a float metric
+        /// the median.
+        pub votes: u32 = 1,
+        /// Default: the endpoint's own.
+        pub temperature: Option<f64> = None,
+        /// Smallest answer of a float metric. Default: 0.
+        pub min: Option<f64> = None,
+        /// Largest answer of a float metric. Default: 1.
+        pub max: Option<f64> = None,
+        /// Sent as `Authorization: Bearer`. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<ApiKey> = None,
+        /// Timeout of one request, seconds.
+        pub timeout_seconds: f64 = 30.0 => 0.1..=600.0,
+        /// How long after its end a trajectory waits for missing answers, seconds. Then it is censored.
+        pub patience_seconds: f64 = 60.0 => 0.0..=86_400.0,
+        /// Requests at once, per process of ingest.
+        pub concurrency: usize = 4 => 1..=256,
+        /// After so many faulty answers a text is given up. An endpoint that does not answer is none.
+        pub attempts_max: u32 = 8 => 1..=100,
+        /// Only texts of these tenants are sent to the endpoint. Others have no answers, and do not wait
+        /// for any. Default: all.
+        pub tenants: Vec<String> = Vec::new(),
+    }
 }
 
 /// A checked judge.
@@ -242,18 +214,11 @@ impl Options {
             self.votes % 2 == 1 && self.votes <= VOTES_MAX,
             "ingest.judge {name:?}: votes must be odd, so that there is a majority, and at most {VOTES_MAX}"
         );
-        for (field, value, min, max) in [
-            ("temperature", self.temperature.unwrap_or(0.0), 0.0, 2.0),
-            ("timeout_seconds", self.timeout_seconds, 0.1, 600.0),
-            ("patience_seconds", self.patience_seconds, 0.0, 86_400.0),
-            ("concurrency", self.concurrency as f64, 1.0, 256.0),
-            ("attempts_max", f64::from(self.attempts_max), 1.0, 100.0),
-        ] {
-            ensure!(
-                (min..=max).contains(&value),
-                "ingest.judge {name:?}: {field} must be from {min} to {max}"
-            );
-        }
+        self.check_ranges(&format!("ingest.judge {name:?}"))?;
+        ensure!(
+            (0.0..=2.0).contains(&self.temperature.unwrap_or(0.0)),
+            "ingest.judge {name:?}: temperature must be from 0 to 2"
+        );
         ensure!(
             self.api_key.as_ref().is_none_or(ApiKey::is_printable),
             "ingest.judge {name:?}: api_key must be printable ASCII; leave it out if the endpoint needs none"

@@ -1,123 +1,85 @@
 //! The configuration of ingest. Contradictions are refused at startup.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use edge::intake::Intake;
-use serde::{Deserialize, Serialize};
+use edge::options::{above, above_to};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::judge::{self, Judges};
 use crate::reward::{Definition, Metric, MetricType, Rule};
 
-/// `[ingest]` of the configuration file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// `[[ingest.surface]]`: how each surface turns signals into rewards. Default: `completion`.
-    /// The surfaces `rollout`, whose reward is a grader's float, and `environment`, whose episodes end
-    /// with the reward of a harness, always exist; a surface of that name here replaces each.
-    pub surface: Vec<Definition>,
-    /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
-    /// `demonstration`. Default: none.
-    pub metric: Vec<Metric>,
-    /// `[[ingest.judge]]`: models that score texts of users. Default: none.
-    pub judge: Vec<judge::Options>,
-    /// Partitions of event topics that ingest creates. Default: 4.
-    pub partitions: i32,
-    /// How long feedback may wait for its generation before a copy goes to the dead-letter queue,
-    /// seconds. Default: 600.
-    pub orphan_ttl_seconds: f64,
-    /// How long after a horizon feedback may still reach the log, seconds. Default: 0.25.
-    pub close_grace_seconds: f64,
-    /// The alarm is on if a larger share of a surface's latest trajectories has no usable signal.
-    /// Default: 0.9.
-    pub unscored_share_max: f64,
-    /// How far an event's time may be ahead of the database's clock, and how far this host's clock may
-    /// differ from it, seconds. Default: 300.
-    pub clock_skew_seconds_max: f64,
-    /// Maximum records of a batch, which the writers share. Default: 500.
-    pub batch_records_max: usize,
-    /// How long the first record of a batch waits for others, milliseconds. Default: 10.
-    pub batch_wait_ms: u64,
-    /// Concurrent transactions per process. They share the partitions of a batch. Default: 2.
-    pub writers: usize,
-    /// Continue although the tables were filled from another log: another cluster, a recreated
-    /// topic, or one whose retention removed unread records. Unread records of the old log are
-    /// lost. Default: false.
-    pub accept_other_log: bool,
-    /// Object store of payloads, a `file://` or `s3://` URL. Default: `payloads` in the state
-    /// folder.
-    pub payload_store: Option<String>,
-    /// How long an uploaded payload waits for an event that refers to it, hours. Then it is
-    /// deleted, and later events must upload it again. 0: forever. Default: 168.
-    pub payload_unnamed_hours: u32,
-    /// Retention of generations and everything about them, days. Deleted by whole weeks. 0:
-    /// forever. Default: 365.
-    pub retention_days: u32,
-    /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If none
-    /// can be deleted, events get 507. 0: unlimited. Default: 0.
-    pub disk_bytes_max: u64,
-    /// Maximum share of `disk_bytes_max` that one tenant may take at the expense of others. When
-    /// the space runs out, a tenant that holds more, and less of the oldest week, gets 507. 1: never.
-    /// Default: 0.5.
-    pub disk_tenant_share_max: f64,
-    /// Maximum body of an HTTP request, before and after decompression, bytes. Default: 8 MiB.
-    pub request_bytes_max: usize,
-    /// How long a body may take to arrive, seconds. Default: 30.
-    pub request_read_seconds_max: f64,
-    /// Maximum events of an HTTP batch. Default: 500.
-    pub request_events_max: usize,
-    /// Maximum events of an HTTP batch that wait for the log at once. Default: 256.
-    pub request_sends_max: usize,
-    /// Maximum bytes of decompressed bodies in this process. Further requests get 429. Decoded
-    /// events take a small multiple of it. Default: 64 MiB.
-    pub in_flight_bytes_max: usize,
-    /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares
-    /// and leave room for one more. Default: 0.5.
-    pub tenant_share_max: f64,
-    /// Origins whose pages may send feedback from browsers, such as `https://app.example`. Default:
-    /// none, so browsers refuse the answer to a page of another origin.
-    pub feedback_origins: Vec<String>,
-    /// After this many failed sends in a row, further events are refused at once. Default: 5.
-    pub log_failures_max: u32,
-    /// While events are refused, one send per interval tests whether the log is back, seconds.
-    /// Default: 1.
-    pub log_probe_seconds: f64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            surface: vec![Definition::completion()],
-            metric: Vec::new(),
-            judge: Vec::new(),
-            partitions: 4,
-            orphan_ttl_seconds: 600.0,
-            close_grace_seconds: 0.25,
-            unscored_share_max: 0.9,
-            clock_skew_seconds_max: 300.0,
-            batch_records_max: 500,
-            batch_wait_ms: 10,
-            writers: 2,
-            accept_other_log: false,
-            payload_store: None,
-            payload_unnamed_hours: 168,
-            retention_days: 365,
-            disk_bytes_max: 0,
-            disk_tenant_share_max: 0.5,
-            request_bytes_max: 8 * 1024 * 1024,
-            request_read_seconds_max: 30.0,
-            request_events_max: 500,
-            request_sends_max: 256,
-            in_flight_bytes_max: 64 * 1024 * 1024,
-            tenant_share_max: 0.5,
-            feedback_origins: Vec::new(),
-            log_failures_max: 5,
-            log_probe_seconds: 1.0,
-        }
+edge::options! {
+    /// `[ingest]` of the configuration file.
+    pub struct Options {
+        /// `[[ingest.surface]]`: how each surface turns signals into rewards. The surfaces
+        /// `rollout`, whose reward is a grader's float, and `environment`, whose episodes end with
+        /// the reward of a harness, always exist; a surface of that name here replaces each.
+        pub surface: Vec<Definition> = vec![Definition::completion()],
+        /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
+        /// `demonstration`.
+        pub metric: Vec<Metric> = Vec::new(),
+        /// `[[ingest.judge]]`: models that score texts of users.
+        pub judge: Vec<judge::Options> = Vec::new(),
+        /// Partitions of event topics that ingest creates.
+        pub partitions: i32 = 4 => 1..,
+        /// How long feedback may wait for its generation before a copy goes to the dead-letter
+        /// queue, seconds.
+        pub orphan_ttl_seconds: f64 = 600.0 => above(0.0),
+        /// How long after a horizon feedback may still reach the log, seconds.
+        pub close_grace_seconds: f64 = 0.25 => 0.0..f64::INFINITY,
+        /// The alarm is on if a larger share of a surface's latest 1000 trajectories has no usable
+        /// signal.
+        pub unscored_share_max: f64 = 0.9 => 0.0..=1.0,
+        /// How far an event's time may be ahead of the database's clock, and how far this host's
+        /// clock may differ from it, seconds.
+        pub clock_skew_seconds_max: f64 = 300.0 => above(0.0),
+        /// Maximum records of a batch, which the writers share.
+        pub batch_records_max: usize = 500 => 1..=10_000,
+        /// How long the first record of a batch waits for others, milliseconds.
+        pub batch_wait_ms: u64 = 10 => 0..=1_000,
+        /// Concurrent transactions per process. They share the partitions of a batch.
+        pub writers: usize = 2 => 1..=64,
+        /// Continue although the tables were filled from another log: another cluster, a recreated
+        /// topic, or one whose retention removed unread records. Unread records of the old log are
+        /// lost.
+        pub accept_other_log: bool = false,
+        /// Object store of long contexts and expert ids, a `file://` or `s3://` URL. Default:
+        /// `payloads` in the state folder.
+        pub payload_store: Option<String> = None,
+        /// How long an uploaded payload waits for an event that refers to it, hours. Then it is
+        /// deleted, and later events must upload it again. 0: forever.
+        pub payload_unnamed_hours: u32 = 168 => 0..=876_000,
+        /// Retention of generations and everything about them, days. Deleted by whole weeks. 0:
+        /// forever.
+        pub retention_days: u32 = 365 => 0..=36_500,
+        /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If
+        /// none can be deleted, events get 507. 0: unlimited.
+        pub disk_bytes_max: u64 = 0,
+        /// Maximum share of `disk_bytes_max` that one tenant may take at the expense of others. When
+        /// the space runs out, a tenant that holds more, and less of the oldest week, gets 507. 1:
+        /// never.
+        pub disk_tenant_share_max: f64 = 0.5 => above_to(0.0, 1.0),
+        /// Maximum body of an HTTP request, before and after decompression, bytes.
+        pub request_bytes_max: usize = 8 * 1024 * 1024 => 1024..=1 << 30,
+        /// How long a body may take to arrive, seconds.
+        pub request_read_seconds_max: f64 = 30.0 => above_to(0.0, 3600.0),
+        /// Maximum events of an HTTP batch.
+        pub request_events_max: usize = 500 => 1..=10_000,
+        /// Maximum bytes of decompressed bodies in this process. Further requests get 429. Decoded
+        /// events take a small multiple of it.
+        pub in_flight_bytes_max: usize = 64 * 1024 * 1024,
+        /// Maximum share of `in_flight_bytes_max` for a single tenant. Busy tenants get equal shares
+        /// and leave room for one more.
+        pub tenant_share_max: f64 = 0.5,
+        /// Origins whose pages may send feedback from browsers, such as `https://app.example`. Default:
+        /// none, so browsers refuse the answer to a page of another origin.
+        pub feedback_origins: Vec<String> = Vec::new(),
+        /// After this many failed sends in a row, further events are refused at once.
+        pub log_failures_max: u32 = 5 => 1..,
+        /// While events are refused, one send per interval tests whether the log is back, seconds.
+        pub log_probe_seconds: f64 = 1.0 => above_to(0.0, 3600.0),
     }
 }
 
@@ -192,23 +154,7 @@ impl Options {
 
     /// Refuses values that are out of range or contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
-        at_least("partitions", self.partitions, 1)?;
-        positive("orphan_ttl_seconds", self.orphan_ttl_seconds)?;
-        anyhow::ensure!(
-            self.close_grace_seconds.is_finite() && self.close_grace_seconds >= 0.0,
-            "ingest.close_grace_seconds must not be negative"
-        );
-        within("unscored_share_max", self.unscored_share_max, 0.0..=1.0)?;
-        positive("clock_skew_seconds_max", self.clock_skew_seconds_max)?;
-        within("batch_records_max", self.batch_records_max, 1..=10_000)?;
-        within("batch_wait_ms", self.batch_wait_ms, 0..=1_000)?;
-        within("writers", self.writers, 1..=64)?;
-        within("retention_days", self.retention_days, 0..=36_500)?;
-        within("payload_unnamed_hours", self.payload_unnamed_hours, 0..=876_000)?;
-        anyhow::ensure!(
-            self.disk_tenant_share_max > 0.0 && self.disk_tenant_share_max <= 1.0,
-            "ingest.disk_tenant_share_max must be above 0 and at most 1"
-        );
+        self.check_ranges("ingest")?;
         self.check_requests()?;
         let surfaces = self.surfaces();
         for (index, surface) in surfaces.iter().enumerate() {
@@ -267,19 +213,11 @@ impl Options {
     }
 
     fn check_requests(&self) -> anyhow::Result<()> {
-        within("request_bytes_max", self.request_bytes_max, 1024..=1 << 30)?;
-        positive("request_read_seconds_max", self.request_read_seconds_max)?;
-        within("request_read_seconds_max", self.request_read_seconds_max, 0.0..=3600.0)?;
-        within("request_events_max", self.request_events_max, 1..=10_000)?;
-        within("request_sends_max", self.request_sends_max, 1..=10_000)?;
         anyhow::ensure!(
             self.tenant_share_max > 0.0 && self.tenant_share_max < 1.0,
             "ingest.tenant_share_max must be above 0 and below 1"
         );
         self.cors()?;
-        at_least("log_failures_max", self.log_failures_max, 1)?;
-        positive("log_probe_seconds", self.log_probe_seconds)?;
-        within("log_probe_seconds", self.log_probe_seconds, 0.0..=3600.0)?;
         // Otherwise a request could get 429 forever.
         let needed = Intake::in_flight_bytes_min(self.tenant_share_max, self.request_bytes_max);
         anyhow::ensure!(
@@ -289,22 +227,6 @@ impl Options {
         );
         Ok(())
     }
-}
-
-fn within<T: PartialOrd + Display + Copy>(name: &str, value: T, range: RangeInclusive<T>) -> anyhow::Result<()> {
-    let (min, max) = (range.start(), range.end());
-    anyhow::ensure!(range.contains(&value), "ingest.{name} must be from {min} to {max}");
-    Ok(())
-}
-
-fn at_least<T: PartialOrd + Display + Copy>(name: &str, value: T, min: T) -> anyhow::Result<()> {
-    anyhow::ensure!(value >= min, "ingest.{name} must be at least {min}");
-    Ok(())
-}
-
-fn positive(name: &str, value: f64) -> anyhow::Result<()> {
-    anyhow::ensure!(value.is_finite() && value > 0.0, "ingest.{name} must be positive");
-    Ok(())
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Sum and count of each cluster's values. `K` names a cluster, such as a user.
 #[derive(Debug, Clone)]
@@ -138,7 +138,7 @@ impl Estimate {
 }
 
 /// A mean, or a difference of means, with its 95% interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     pub mean: f64,
     pub ci95: [f64; 2],

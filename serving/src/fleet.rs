@@ -190,13 +190,13 @@ async fn post_report(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Serialize)]
-struct Replicas {
-    replicas: Vec<Replica>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Replicas {
+    pub replicas: Vec<Replica>,
 }
 
 /// What a replica last said of itself.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Replica {
     pub id: String,
     pub cluster: String,

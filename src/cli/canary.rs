@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use control::times::rfc3339;
+use release::answers::{Canaries, CanaryState, CanaryView, FullCanary, TransitionView};
 use serde_json::{Value, json};
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, cell, print, rows, table};
+use super::output::{Output, cell, print, table};
 
 const PATH: &str = "/v1/canaries";
 const WATCH_EVERY: Duration = Duration::from_secs(2);
@@ -97,12 +99,12 @@ impl Command {
                     body["strategy"] =
                         serde_json::from_str(&text).with_context(|| format!("{} is no JSON", file.display()))?;
                 }
-                let canary: Value = client.post(PATH, &body).await?;
+                let canary: FullCanary = client.post(PATH, &body).await?;
                 output.print(&canary, || page(&canary, None))
             }
             Self::List { output } => {
-                let canaries: Value = client.get(PATH, &[]).await?;
-                output.print(&canaries, || list(&canaries))
+                let canaries: Canaries = client.get(PATH, &[]).await?;
+                output.print(&canaries, || list(&canaries.canaries))
             }
             Self::Show(which) => which.show(&client).await,
             Self::Watch { which, exit_code } => which.watch(&client, exit_code).await,
@@ -121,9 +123,9 @@ async fn id(client: &ControlClient, id: Option<String>) -> anyhow::Result<String
     if let Some(id) = id {
         return Ok(id);
     }
-    let canaries: Value = client.get(PATH, &[("limit", "1")]).await?;
-    match canaries["canaries"][0]["id"].as_str() {
-        Some(id) => Ok(id.to_owned()),
+    let Canaries { canaries } = client.get(PATH, &[("limit", "1")]).await?;
+    match canaries.first() {
+        Some(canary) => Ok(canary.id.to_string()),
         None => bail!("there is no canary yet: propose one with `springtide canary propose VERSION --reason …`"),
     }
 }
@@ -131,24 +133,26 @@ async fn id(client: &ControlClient, id: Option<String>) -> anyhow::Result<String
 impl Which {
     async fn show(self, client: &ControlClient) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
-        let mut canary: Value = client.get(&format!("{PATH}/{id}"), &[]).await?;
-        let had_users = rows(&canary["transitions"]).any(|row| row["share"].as_f64() > Some(0.0));
-        let evidence: Option<Value> = match had_users || canary["state"] == "shadow" {
+        let canary: FullCanary = client.get(&format!("{PATH}/{id}"), &[]).await?;
+        let had_users = canary.transitions.iter().any(|transition| transition.share > 0.0);
+        let evidence: Option<Value> = match had_users || canary.canary.state == CanaryState::Shadow {
             true => Some(client.get(&format!("{PATH}/{id}/evidence"), &[]).await?),
             // of a shadow that was refused
-            false => rows(&canary["transitions"])
-                .map(|row| row["evidence"].clone())
-                .find(|seen| !seen.is_null()),
+            false => canary
+                .transitions
+                .iter()
+                .find_map(|transition| transition.evidence.clone()),
         };
-        canary["evidence"] = evidence.clone().unwrap_or_default();
-        self.output.print(&canary, || page(&canary, evidence.as_ref()))
+        let mut document = serde_json::to_value(&canary).context("write JSON")?;
+        document["evidence"] = evidence.clone().unwrap_or_default();
+        self.output.print(&document, || page(&canary, evidence.as_ref()))
     }
 
     async fn watch(self, client: &ControlClient, exit_code: bool) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
         let (mut printed, mut failed) = (0, 0);
         loop {
-            let canary: Value = match client.get(&format!("{PATH}/{id}"), &[]).await {
+            let canary: FullCanary = match client.get(&format!("{PATH}/{id}"), &[]).await {
                 Ok(canary) => canary,
                 // control may restart while a canary is under way for days
                 Err(error) if failed < WATCH_FAILURES_MAX => {
@@ -160,20 +164,23 @@ impl Which {
                 Err(error) => return Err(error),
             };
             failed = 0;
-            let made: Vec<&Value> = rows(&canary["transitions"]).collect();
+            let made = &canary.transitions;
             for transition in made.iter().rev().skip(printed) {
                 match self.output.json {
-                    true => print(&transition.to_string())?,
+                    true => print(&serde_json::to_string(transition).context("write JSON")?)?,
                     false => print(&transition_cells(transition).join("  "))?,
                 }
             }
             printed = made.len().max(printed);
-            match canary["state"].as_str().unwrap_or_default() {
-                "champion" | "retired" => return Ok(()),
-                state @ ("aborted" | "rolled_back" | "paused" | "held") if exit_code => {
-                    bail!("version {} is {state}, not champion", canary["version"])
+            let CanaryView { state, version, .. } = canary.canary;
+            match state {
+                CanaryState::Champion | CanaryState::Retired => return Ok(()),
+                CanaryState::Aborted | CanaryState::RolledBack | CanaryState::Paused | CanaryState::Held
+                    if exit_code =>
+                {
+                    bail!("version {version} is {}, not champion", state.name())
                 }
-                "aborted" | "rolled_back" => return Ok(()),
+                CanaryState::Aborted | CanaryState::RolledBack => return Ok(()),
                 _ => {}
             }
             tokio::time::sleep(WATCH_EVERY).await;
@@ -185,23 +192,23 @@ impl Decision {
     async fn send(self, client: &ControlClient, decision: &str) -> anyhow::Result<()> {
         let id = id(client, self.id).await?;
         let body = json!({"reason": self.reason});
-        let canary: Value = client.post(&format!("{PATH}/{id}/{decision}"), &body).await?;
+        let canary: FullCanary = client.post(&format!("{PATH}/{id}/{decision}"), &body).await?;
         self.output.print(&canary, || page(&canary, None))
     }
 }
 
-fn list(canaries: &Value) -> String {
+fn list(canaries: &[CanaryView]) -> String {
     let shown = table(
         ["canary", ">version", "state", ">step", ">users", "by", "why"],
-        rows(&canaries["canaries"]).map(|canary| {
+        canaries.iter().map(|canary| {
             [
-                cell(&canary["id"]),
-                cell(&canary["version"]),
-                cell(&canary["state"]),
+                canary.id.to_string(),
+                canary.version.to_string(),
+                canary.state.name().to_owned(),
                 step(canary),
-                share(&canary["share"]),
-                cell(&canary["actor"]),
-                cell(&canary["reason"]),
+                share(canary.share),
+                canary.actor.clone(),
+                canary.reason.clone(),
             ]
         }),
     );
@@ -211,31 +218,31 @@ fn list(canaries: &Value) -> String {
     }
 }
 
-fn step(canary: &Value) -> String {
-    let of = canary["strategy"]["steps"].as_array().map_or(0, Vec::len);
-    let step = canary["step"].as_u64().map_or(0, |step| step as usize);
-    format!("{} of {of}", (step + 1).min(of))
+fn step(canary: &CanaryView) -> String {
+    let of = canary.strategy.steps.len();
+    format!("{} of {of}", (canary.step + 1).min(of))
 }
 
-fn share(share: &Value) -> String {
-    format!("{:.0}%", share.as_f64().unwrap_or(0.0) * 100.0)
+fn share(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
 }
 
 /// One canary as text. The users are those of champion.
-fn page(canary: &Value, evidence: Option<&Value>) -> String {
-    let users = match canary["share"].as_f64() {
-        Some(users) if users > 0.0 => format!("{} of champion's users", share(&canary["share"])),
-        _ => "no users as a canary".to_owned(),
+fn page(full: &FullCanary, evidence: Option<&Value>) -> String {
+    let canary = &full.canary;
+    let users = match canary.share > 0.0 {
+        true => format!("{} of champion's users", share(canary.share)),
+        false => "no users as a canary".to_owned(),
     };
     let mut page = format!(
-        "canary {}: version {} is {}, step {}, {}\n",
-        cell(&canary["id"]),
-        cell(&canary["version"]),
-        cell(&canary["state"]),
+        "canary {}: version {} is {}, step {}, {users}\nproposed by {}: {}\n",
+        canary.id,
+        canary.version,
+        canary.state.name(),
         step(canary),
-        users,
+        canary.actor,
+        canary.reason
     );
-    page += &format!("proposed by {}: {}\n", cell(&canary["actor"]), cell(&canary["reason"]));
     if let Some(evidence) = evidence {
         page += &format!("evidence: {}\n", cell(&evidence["found"]["summary"]));
         page += &table(
@@ -275,35 +282,39 @@ fn page(canary: &Value, evidence: Option<&Value>) -> String {
     page += "\ndecisions, the latest first\n";
     page + &table(
         ["at", "event", "to", ">step", ">users", "by", "why"],
-        rows(&canary["transitions"]).map(transition_cells),
+        full.transitions.iter().map(transition_cells),
     )
 }
 
-fn transition_cells(transition: &Value) -> [String; 7] {
-    let text = |field: &str| cell(&transition[field]);
+fn transition_cells(transition: &TransitionView) -> [String; 7] {
     [
-        text("at").chars().take(19).collect(),
-        text("event"),
-        text("to_state"),
-        (transition["step"].as_i64().unwrap_or(0) + 1).to_string(),
-        share(&transition["share"]),
-        text("actor"),
-        text("reason"),
+        rfc3339(transition.at).chars().take(19).collect(),
+        transition.event.clone(),
+        transition.to_state.clone(),
+        (transition.step + 1).to_string(),
+        share(transition.share),
+        transition.actor.clone(),
+        transition.reason.clone(),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uuid::Uuid;
 
     #[test]
     fn the_page_says_where_a_canary_is_what_is_known_and_who_decided_what() {
         let canary = json!({
-            "id": "c1", "version": 41, "state": "rolled_back", "step": 1, "share": 0.0, "actor": "ana", "reason": "try",
-            "strategy": {"steps": [{"setWeight": 10}, {"analysis": {"successCondition": "better"}}]},
-            "transitions": [{"at": "2026-12-02T10:00:01.25Z", "event": "harm", "to_state": "rolled_back", "step": 1,
-                             "share": 0.0, "actor": "release", "reason": "rewards are lower"}],
+            "id": Uuid::nil(), "version": 41, "control": 40, "state": "rolled_back", "step": 1,
+            "step_since": "2026-12-02T10:00:00Z", "share": 0.0, "clusters": null, "actor": "ana", "reason": "try",
+            "created_at": "2026-12-02T09:00:00Z",
+            "strategy": {"steps": [{"setWeight": 10.0}, {"analysis": {"successCondition": "better"}}]},
+            "transitions": [{"at": "2026-12-02T10:00:01.25Z", "event": "harm", "from_state": "canary",
+                             "to_state": "rolled_back", "step": 1, "epoch": 3, "share": 0.0, "actor": "release",
+                             "reason": "rewards are lower", "evidence": null}],
         });
+        let canary: FullCanary = serde_json::from_value(canary).unwrap();
         let evidence = json!({
             "found": {"summary": "worse by 0.1"},
             "canary": {"version": 41, "users": 9, "answers": 90, "rewarded": 80, "mean_reward": 0.05, "mean_tokens": 7.25,
@@ -315,7 +326,7 @@ mod tests {
         let page = page(&canary, Some(&evidence));
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
-            "canary c1: version 41 is rolled_back, step 2 of 2, no users as a canary",
+            "canary 00000000-0000-0000-0000-000000000000: version 41 is rolled_back, step 2 of 2, no users as a canary",
             "proposed by ana: try",
             "evidence: worse by 0.1",
             "canary (version 41) 9 90 80 0.0500 7.2 3 0 1",
@@ -324,6 +335,6 @@ mod tests {
         ] {
             assert!(page.contains(expected), "no {expected:?} in\n{page}");
         }
-        assert_eq!(list(&json!({"canaries": []})), "there is no canary yet");
+        assert_eq!(list(&[]), "there is no canary yet");
     }
 }

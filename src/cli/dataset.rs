@@ -4,15 +4,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use control::times::rfc3339;
 use futures::StreamExt;
+use runs::api::List;
+use runs::api::datasets::Shown;
+use runs::api::runs::Run;
 use runs::dataset::Reference;
 use runs::dataset::file::Format;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, cell, rows, table};
+use super::output::{Output, table};
 
 /// How often the run of an export is asked whether it has ended.
 const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -82,19 +86,16 @@ impl Command {
                     }
                 };
                 let body = json!({"name": name, "query": query});
-                let made: Value = client.post_and_wait("/v1/datasets", &body).await?;
-                output.print(&made, || {
-                    let (name, version) = (cell(&made["name"]), &made["version"]);
-                    format!("{name}@{version}: {}", size(&made))
-                })
+                let made: Shown = client.post_and_wait("/v1/datasets", &body).await?;
+                output.print(&made, || format!("{}@{}: {}", made.name, made.version, size(&made)))
             }
             Self::List { name, output } => {
                 let query: Vec<(&str, &str)> = name.iter().map(|name| ("name", name.as_str())).collect();
-                let page: Value = client.get("/v1/datasets", &query).await?;
+                let page: List<Shown> = client.get("/v1/datasets", &query).await?;
                 output.print(&page, || list(&page))
             }
             Self::Show { dataset, output } => {
-                let shown: Value = client.get_and_wait(&path(&dataset)).await?;
+                let shown: Shown = client.get_and_wait(&path(&dataset)).await?;
                 output.print(&shown, || facts(&shown))
             }
             Self::Export { dataset, out, format } => export(&client, &dataset, format, &out).await,
@@ -108,17 +109,17 @@ fn path(dataset: &Reference) -> String {
 
 async fn export(client: &ControlClient, dataset: &Reference, format: Format, out: &Path) -> anyhow::Result<()> {
     let body = json!({"kind": "export", "dataset": dataset, "format": format});
-    let mut run: Value = client.post("/v1/runs", &body).await?;
-    let id = cell(&run["id"]);
-    while run["finished_at"].is_null() {
-        if run["status"] == "paused" {
+    let mut run: Run = client.post("/v1/runs", &body).await?;
+    let id = run.id;
+    while run.finished_at.is_none() {
+        if run.status == "paused" {
             bail!("run {id} is paused; `springtide run resume {id}` continues it");
         }
         tokio::time::sleep(POLL_EVERY).await;
         run = client.get(&format!("/v1/runs/{id}"), &[]).await?;
     }
-    if run["status"] != "succeeded" {
-        bail!("run {id}: {}: {}", cell(&run["status"]), cell(&run["reason"]));
+    if run.status != "succeeded" {
+        bail!("run {id}: {}: {}", run.status, run.reason.unwrap_or_default());
     }
     let parameters = [("format", format.as_str())];
     let response = client
@@ -140,59 +141,64 @@ async fn export(client: &ControlClient, dataset: &Reference, format: Format, out
         .with_context(|| format!("write {}", unfinished.display()))?;
     let renamed = tokio::fs::rename(&unfinished, out).await;
     renamed.with_context(|| format!("write {}", out.display()))?;
-    println!("{}: {}", out.display(), size(&run["result"]));
+    let result = run.result.unwrap_or_default();
+    let (trajectories, generations) = (&result["trajectories"], &result["generations"]);
+    println!(
+        "{}: {trajectories} trajectories, {generations} generations",
+        out.display()
+    );
     Ok(())
 }
 
 /// `12 trajectories, 40 generations`.
-fn size(of: &Value) -> String {
-    format!("{} trajectories, {} generations", of["trajectories"], of["generations"])
+fn size(of: &Shown) -> String {
+    format!("{} trajectories, {} generations", of.trajectories, of.generations)
 }
 
-fn list(page: &Value) -> String {
-    let row = |dataset: &Value| {
+fn list(page: &List<Shown>) -> String {
+    let row = |dataset: &Shown| {
         [
-            format!("{}@{}", cell(&dataset["name"]), dataset["version"]),
-            cell(&dataset["trajectories"]),
-            cell(&dataset["generations"]),
-            cell(&dataset["created_at"]),
-            cell(&dataset["created_by"]),
+            format!("{}@{}", dataset.name, dataset.version),
+            dataset.trajectories.to_string(),
+            dataset.generations.to_string(),
+            rfc3339(dataset.created_at),
+            dataset.created_by.clone(),
         ]
     };
-    match rows(&page["data"]).next() {
-        None => "there are no datasets yet".to_owned(),
-        Some(_) => table(
+    match page.data.is_empty() {
+        true => "there are no datasets yet".to_owned(),
+        false => table(
             ["dataset", ">trajectories", ">generations", "created", "by"],
-            rows(&page["data"]).map(row),
+            page.data.iter().map(row),
         ),
     }
 }
 
 /// What a dataset is, and one line about what is gone.
-fn facts(dataset: &Value) -> String {
-    let gone = |what: &str| dataset[what].as_i64().unwrap_or(0);
-    let left = match dataset["complete"] == true {
-        true => "all are available".to_owned(),
-        false => format!(
+fn facts(dataset: &Shown) -> String {
+    let left = match &dataset.now {
+        Some(now) if !now.complete => format!(
             "{} ({} trajectories) are available; {} were deleted by retention, and the tenants of {} have withdrawn their \
              consent",
-            dataset["available"],
-            dataset["available_trajectories"],
-            gone("expired"),
-            gone("withdrawn")
+            now.available, now.available_trajectories, now.expired, now.withdrawn
         ),
+        _ => "all are available".to_owned(),
     };
+    let Shown {
+        name,
+        version,
+        policy,
+        created_by,
+        trajectories,
+        generations,
+        digest,
+        query,
+        ..
+    } = dataset;
+    let created = rfc3339(dataset.created_at);
     format!(
-        "{}@{} of policy {}\ncreated      {} by {}\ntrajectories {}\ngenerations  {}: {left}\ndigest       {}\nquery        {}\n",
-        cell(&dataset["name"]),
-        dataset["version"],
-        cell(&dataset["policy"]),
-        cell(&dataset["created_at"]),
-        cell(&dataset["created_by"]),
-        dataset["trajectories"],
-        dataset["generations"],
-        cell(&dataset["digest"]),
-        dataset["query"]
+        "{name}@{version} of policy {policy}\ncreated      {created} by {created_by}\ntrajectories {trajectories}\n\
+         generations  {generations}: {left}\ndigest       {digest}\nquery        {query}\n"
     )
 }
 
@@ -202,14 +208,17 @@ mod tests {
 
     #[test]
     fn what_is_gone_is_said() {
-        let mut dataset = json!({"name": "accepted", "version": 2, "policy": "demo", "trajectories": 4, "generations": 10,
-                                 "available": 7, "available_trajectories": 3, "expired": 2, "withdrawn": 1, "complete": false});
+        let dataset = json!({"name": "accepted", "version": 2, "policy": "demo", "tenant": "a", "query": {}, "digest": "00",
+                             "created_by": "ana", "created_at": "2026-11-25T12:00:00Z", "trajectories": 4,
+                             "generations": 10, "available": 7, "available_trajectories": 3, "expired": 2,
+                             "withdrawn": 1, "complete": false});
+        let mut dataset: Shown = serde_json::from_value(dataset).unwrap();
         let page = facts(&dataset);
         assert!(
             page.contains("7 (3 trajectories) are available; 2 were deleted by retention"),
             "{page}"
         );
-        dataset["complete"] = true.into();
+        dataset.now.as_mut().unwrap().complete = true;
         assert!(facts(&dataset).contains("all are available"));
     }
 }

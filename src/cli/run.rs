@@ -8,12 +8,16 @@ mod tensorboard;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use control::times::rfc3339;
+use runs::api::{List, runs as api};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, cell, print, rows, table};
+use super::output::{Output, cell, print, table};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum Command {
@@ -93,11 +97,11 @@ impl Command {
                 let text = tokio::fs::read_to_string(&file).await;
                 let text = text.with_context(|| format!("read {}", file.display()))?;
                 let body: Value = serde_json::from_str(&text).context("read the run as JSON")?;
-                let run: Value = client.post("/v1/runs", &body).await?;
+                let run: api::Run = client.post("/v1/runs", &body).await?;
                 output.print(&run, || status(&run))
             }
             Self::List(output) => {
-                let runs: Value = client.get("/v1/runs", &[]).await?;
+                let runs: List<api::Run> = client.get("/v1/runs", &[]).await?;
                 output.print(&runs, || list(&runs))
             }
             Self::Show(run) => run.get(&client, "", facts).await,
@@ -109,7 +113,7 @@ impl Command {
             }
             Self::Fork { run, changes } => {
                 let changes: Value = serde_json::from_str(&changes).context("read --changes as JSON")?;
-                let fork: Value = client.post(&format!("/v1/runs/{}/fork", run.id), &changes).await?;
+                let fork: api::Run = client.post(&format!("/v1/runs/{}/fork", run.id), &changes).await?;
                 run.output.print(&fork, || status(&fork))
             }
             Self::Curve(run) => {
@@ -132,59 +136,65 @@ impl Command {
 }
 
 impl Run {
-    async fn get(self, client: &ControlClient, part: &str, text: fn(&Value) -> String) -> anyhow::Result<()> {
-        let document: Value = client.get(&format!("/v1/runs/{}{part}", self.id), &[]).await?;
+    async fn get<T: Serialize + DeserializeOwned>(
+        self,
+        client: &ControlClient,
+        part: &str,
+        text: fn(&T) -> String,
+    ) -> anyhow::Result<()> {
+        let document: T = client.get(&format!("/v1/runs/{}{part}", self.id), &[]).await?;
         self.output.print(&document, || text(&document))
     }
 
     async fn request(self, client: &ControlClient, action: &str) -> anyhow::Result<()> {
-        let run: Value = client
-            .post(&format!("/v1/runs/{}/{action}", self.id), &json!({}))
-            .await?;
+        let path = format!("/v1/runs/{}/{action}", self.id);
+        let run: api::Run = client.post(&path, &json!({})).await?;
         self.output.print(&run, || status(&run))
     }
 }
 
-fn status(run: &Value) -> String {
-    let requested = run["requested"].as_str();
+fn status(run: &api::Run) -> String {
+    let requested = run.requested.as_ref();
     let requested = requested.map_or(String::new(), |action| format!(", asked to {action}"));
-    format!("{}: {}{requested}", cell(&run["id"]), cell(&run["status"]))
+    format!("{}: {}{requested}", run.id, run.status)
 }
 
-fn list(page: &Value) -> String {
-    let row = |run: &Value| {
-        let total = run["steps_total"].as_i64();
-        let total = total.map_or("∞".to_owned(), |steps| steps.to_string());
+fn list(page: &List<api::Run>) -> String {
+    let row = |run: &api::Run| {
+        let total = run.steps_total.map_or("∞".to_owned(), |steps| steps.to_string());
         [
-            cell(&run["id"]),
-            cell(&run["kind"]),
-            cell(&run["line"]),
-            cell(&run["status"]),
-            format!("{}/{total}", run["steps_done"]),
-            cell(if run["reason"].is_null() {
-                &run["alarm"]
-            } else {
-                &run["reason"]
-            }),
+            run.id.to_string(),
+            run.kind.clone(),
+            run.line.clone(),
+            run.status.clone(),
+            format!("{}/{total}", run.steps_done),
+            run.reason.clone().or(run.alarm.clone()).unwrap_or_default(),
         ]
     };
     let header = ["id", "kind", "line", "status", ">steps", "reason or alarm"];
-    match rows(&page["data"]).next() {
-        None => "there are no runs yet".to_owned(),
-        Some(_) => table(header, rows(&page["data"]).map(row)),
+    match page.data.is_empty() {
+        true => "there are no runs yet".to_owned(),
+        false => table(header, page.data.iter().map(row)),
     }
 }
 
-fn events(page: &Value) -> String {
-    let row = |event: &Value| [cell(&event["at"]), cell(&event["level"]), cell(&event["message"])];
-    table(["at", "level", "message"], rows(&page["data"]).map(row))
+fn events(page: &List<api::Event>) -> String {
+    let row = |event: &api::Event| [rfc3339(event.at), event.level.clone(), event.message.clone()];
+    table(["at", "level", "message"], page.data.iter().map(row))
 }
 
-fn checkpoints(page: &Value) -> String {
-    let row = |step: &Value| ["step", "version", "root", "committed_at"].map(|field| cell(&step[field]));
+fn checkpoints(page: &List<api::CommittedStep>) -> String {
+    let row = |step: &api::CommittedStep| {
+        [
+            step.step.to_string(),
+            step.version.to_string(),
+            step.root.clone(),
+            rfc3339(step.committed_at),
+        ]
+    };
     table(
         [">step", ">version", "content hash", "committed"],
-        rows(&page["data"]).map(row),
+        page.data.iter().map(row),
     )
 }
 

@@ -24,15 +24,13 @@ impl Config {
         self.check_ports()?;
         self.check_store()?;
         self.check_learning()?;
-        self.check_connections()?;
+        self.policy.check_ranges("policy")?;
+        self.listen.check_ranges("listen")?;
+        self.listen.connections_max.check_ranges("listen.connections_max")?;
+        self.postgres.check_ranges("postgres")?;
         self.check_clusters()?;
         self.tls.check()?;
         self.check_remote_servers()?;
-        ensure!(
-            self.postgres.connections_max >= 4,
-            "postgres.connections_max is {}: give at least 4",
-            self.postgres.connections_max
-        );
         store::check_policy(&self.policy.name).context("policy.name")?;
         self.check_tenant()?;
         let quantized = &self.policy.quantized;
@@ -104,16 +102,6 @@ impl Config {
                 "policy.store is {store:?}: give file:///an/absolute/folder, s3://bucket/prefix or http://a-relay:8004"
             );
         }
-        ensure!(
-            (1..=256).contains(&self.policy.cache_streams),
-            "policy.cache_streams is {}: give 1 to 256",
-            self.policy.cache_streams
-        );
-        ensure!(
-            (1..=256).contains(&self.policy.sync_threads),
-            "policy.sync_threads is {}: give 1 to 256",
-            self.policy.sync_threads
-        );
         Ok(())
     }
 
@@ -129,40 +117,9 @@ impl Config {
         Ok(())
     }
 
-    fn check_connections(&self) -> anyhow::Result<()> {
-        for (field, seconds) in [
-            ("unready_seconds", self.listen.unready_seconds),
-            ("drain_seconds", self.listen.drain_seconds),
-        ] {
-            ensure!(seconds <= 3600, "listen.{field} is {seconds}: give at most 3600");
-        }
-        let max = &self.listen.connections_max;
-        for (field, max) in [
-            ("serve", max.serve),
-            ("ingest", max.ingest),
-            ("control", max.control),
-            ("train", max.train),
-            ("relay", max.relay),
-            ("follow", max.follow),
-            ("world", max.world),
-        ] {
-            ensure!(
-                (8..=1_000_000).contains(&max),
-                "listen.connections_max.{field} is {max}: give 8 to 1000000"
-            );
-        }
-        Ok(())
-    }
-
     fn check_learning(&self) -> anyhow::Result<()> {
         use release::LearningAlias;
-        use release::REALTIME;
         let realtime = &self.trainer.realtime;
-        ensure!(
-            realtime.line == REALTIME,
-            "trainer.realtime.line is {:?}, but the release loop follows only {REALTIME:?}: set it to that",
-            realtime.line
-        );
         if let Some(alias) = &realtime.alias {
             ensure!(
                 LearningAlias::of(alias).is_some(),
@@ -301,11 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn the_release_loop_follows_one_line_and_two_aliases() {
+    fn the_release_loop_follows_two_aliases() {
         let why = refusal(|config| config.trainer.realtime.alias = Some("champion2".to_owned()));
         assert!(why.contains("trainer.realtime.alias"), "{why}");
-        let why = refusal(|config| config.trainer.realtime.line = "other".to_owned());
-        assert!(why.contains("trainer.realtime.line"), "{why}");
     }
 
     #[test]

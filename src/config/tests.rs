@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use edge::options::Key;
 
 fn parse(toml: &str) -> anyhow::Result<Config> {
     Ok(Figment::new().merge(Toml::string(toml)).extract()?)
@@ -11,6 +12,130 @@ const DOCUMENTED: &str = include_str!("../../springtide.toml");
 #[test]
 fn springtide_toml_has_the_defaults() {
     assert_eq!(parse(DOCUMENTED).unwrap(), Config::default());
+}
+
+/// The sections whose keys and comments are made from the types. The others are lists and what has a
+/// form of its own.
+const SECTIONS: &[(&str, &[Key])] = &[
+    ("policy", Policy::KEYS),
+    ("listen", Listen::KEYS),
+    ("listen.connections_max", ConnectionsMax::KEYS),
+    ("client", Client::KEYS),
+    ("auth", edge::auth::AuthOptions::KEYS),
+    ("auth.limits", edge::auth::LimitOptions::KEYS),
+    ("tls", Tls::KEYS),
+    ("telemetry", Telemetry::KEYS),
+    ("postgres", Postgres::KEYS),
+    ("postgres.urls", PostgresUrls::KEYS),
+    ("kafka", Kafka::KEYS),
+    ("stack", Stack::KEYS),
+    ("stack.vllm", vllm::Options::KEYS),
+    ("serve", serving::ServeOptions::KEYS),
+    ("serve.tide", serving::tide::Options::KEYS),
+    ("serve.remote", serving::remote::Options::KEYS),
+    ("release", release::Options::KEYS),
+    ("ingest", ingest::Options::KEYS),
+    ("spool", ingest::spool::Options::KEYS),
+    ("relay", serving::relay::Options::KEYS),
+    ("world", world::service::Options::KEYS),
+    ("world.machine", world::vm::Options::KEYS),
+    ("follow", serving::sidecar::Options::KEYS),
+    ("trainer", runs::Options::KEYS),
+    ("trainer.realtime", runs::options::Realtime::KEYS),
+    ("trainer.realtime.step", runs::settings::StepSettings::KEYS),
+    (
+        "trainer.realtime.step.optimiser",
+        runs::settings::OptimizerSettings::KEYS,
+    ),
+    ("trainer.realtime.guards", runs::settings::Limits::KEYS),
+    ("trainer.realtime.caps", runs::select::caps::Caps::KEYS),
+    ("trainer.realtime.alarms", runs::options::Alarms::KEYS),
+    ("trainer.offline", runs::options::Offline::KEYS),
+    ("trainer.offline.sandbox", runs::grader::SandboxOptions::KEYS),
+    ("trainer.offline.guards", runs::settings::Limits::KEYS),
+];
+
+/// `SPRINGTIDE_WRITE=1 cargo test --locked -p springtide springtide_toml` writes it.
+#[test]
+fn springtide_toml_is_made_from_the_types() {
+    let made = made_from_types();
+    if std::env::var_os("SPRINGTIDE_WRITE").is_some() {
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/springtide.toml"), &made).unwrap();
+        return;
+    }
+    assert!(
+        made == DOCUMENTED,
+        "run it with SPRINGTIDE_WRITE=1, which writes springtide.toml"
+    );
+}
+
+/// The file, with the keys and comments of [`SECTIONS`]. A section ends at an empty line. What a key is
+/// set to, or an example behind `#`, stays as the file has it.
+fn made_from_types() -> String {
+    let defaults = toml::Value::try_from(Config::default()).unwrap();
+    let mut made = String::new();
+    let mut lines = DOCUMENTED.lines();
+    while let Some(line) = lines.next() {
+        made += &format!("{line}\n");
+        let name = line.strip_prefix('[').and_then(|rest| rest.split(']').next());
+        let Some((name, keys)) = SECTIONS.iter().find(|(section, _)| Some(*section) == name) else {
+            continue;
+        };
+        let old: Vec<&str> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+        let section = name.split('.').try_fold(&defaults, |table, part| table.get(part));
+        for key in *keys {
+            made += &written(name, key, &old, section);
+        }
+        made.push('\n');
+    }
+    made.truncate(made.trim_end().len());
+    made + "\n"
+}
+
+/// A key with its comment, beside it or above; nothing where it has a section of its own.
+fn written(section: &str, key: &Key, old: &[&str], defaults: Option<&toml::Value>) -> String {
+    let name = match key.serde.split_once("rename = \"") {
+        Some((_, name)) => name.trim_end_matches('"'),
+        None => key.name,
+    };
+    let has_section = ["[", "[["].map(|open| format!("{open}{section}.{name}]"));
+    if key.serde == "skip" || has_section.iter().any(|header| DOCUMENTED.contains(header)) {
+        return String::new();
+    }
+    let is_key = |line: &&&str| line.trim_start_matches("# ").starts_with(&format!("{name} = "));
+    let default = || match defaults.and_then(|defaults| defaults.get(name)) {
+        Some(value) => format!("{name} = {value}"),
+        None => format!("# {name} = \"…\""),
+    };
+    let kept = old.iter().find(is_key).map(|line| match line[2..].find(" # ") {
+        Some(comment) => line[..2 + comment].trim_end().to_owned(),
+        None => (*line).to_owned(),
+    });
+    let key_line = kept.unwrap_or_else(default);
+    let about = key.about.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+    let beside = format!("{key_line:<33} # {about}");
+    match (about.is_empty(), beside.chars().count() <= 100) {
+        (true, _) => format!("{key_line}\n"),
+        (false, true) => format!("{beside}\n"),
+        (false, false) => format!("{}{key_line}\n", above(&about)),
+    }
+}
+
+/// Comment lines of at most 100 characters.
+fn above(text: &str) -> String {
+    let mut lines = vec![String::from("#")];
+    for word in text.split(' ') {
+        if lines
+            .last()
+            .is_some_and(|line| line.chars().count() + 1 + word.chars().count() > 100)
+        {
+            lines.push(String::from("#"));
+        }
+        let line = lines.last_mut().unwrap();
+        *line += " ";
+        *line += word;
+    }
+    lines.join("\n") + "\n"
 }
 
 #[test]

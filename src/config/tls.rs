@@ -7,44 +7,44 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use edge::tls::{ClientOptions, ServerOptions};
-use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{Config, Part};
 
-/// `[tls]`: TLS for every listener, and what HTTP clients trust. Files are PEM. Changed certificates
-/// of listeners are used without a restart.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Tls {
-    /// The certificate of all listeners, then those of intermediate authorities. Default: none, plain
-    /// HTTP.
-    pub cert: Option<PathBuf>,
-    /// Its private key, not encrypted.
-    pub key: Option<PathBuf>,
-    /// Authorities of clients. If set, a client needs a certificate from one of them. Default: none.
-    pub client_ca: Option<PathBuf>,
-    /// Authorities that roles and commands trust when they call other roles, beside the system's.
-    /// Default: none.
-    pub ca: Option<PathBuf>,
-    /// The certificate that roles and commands show when they call other roles. Default: none.
-    pub client_cert: Option<PathBuf>,
-    /// Its private key, not encrypted.
-    pub client_key: Option<PathBuf>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub serve: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`; also for a collector.
-    pub ingest: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub control: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub train: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub relay: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub follow: Option<ServerOptions>,
-    /// For this role instead of `cert`, `key` and `client_ca`.
-    pub world: Option<ServerOptions>,
+edge::options! {
+    /// `[tls]`: TLS for every listener, and what HTTP clients trust. Files are PEM. Changed certificates
+    /// of listeners are used without a restart.
+    #[derive(Eq)]
+    pub struct Tls {
+        /// The certificate of all listeners, then those of intermediate authorities. Default: none, plain
+        /// HTTP.
+        pub cert: Option<PathBuf> = None,
+        /// Its private key, not encrypted.
+        pub key: Option<PathBuf> = None,
+        /// Authorities of clients. If set, a client needs a certificate from one of them.
+        pub client_ca: Option<PathBuf> = None,
+        /// Authorities that roles and commands trust when they call other roles, beside the
+        /// system's.
+        pub ca: Option<PathBuf> = None,
+        /// The certificate that roles and commands show when they call other roles.
+        pub client_cert: Option<PathBuf> = None,
+        /// Its private key, not encrypted.
+        pub client_key: Option<PathBuf> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub serve: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`; also for a collector.
+        pub ingest: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub control: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub train: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub relay: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub follow: Option<ServerOptions> = None,
+        /// For this role instead of `cert`, `key` and `client_ca`.
+        pub world: Option<ServerOptions> = None,
+    }
 }
 
 impl Tls {

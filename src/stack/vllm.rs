@@ -6,7 +6,6 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 use nix::sys::signal::Signal;
-use serde::{Deserialize, Serialize};
 
 use super::exec;
 
@@ -16,42 +15,25 @@ const NAMES: [&str; 8] = [
 ];
 pub const STOP: Signal = Signal::SIGTERM;
 
-/// `[stack.vllm]`: vLLM servers that `springtide up` runs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// vLLM's command, in an environment that also has the wheel of `python/`. Without it, no server
-    /// is run.
-    pub program: Option<PathBuf>,
-    /// Number of servers, 1 to 8. Each holds one version: learner, champion and base need three.
-    pub engines: u16,
-    /// Loopback port of the first server; the others take the next ones.
-    pub port: u16,
-    /// Further arguments of `vllm serve`.
-    pub args: Vec<String>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            program: None,
-            engines: 3,
-            port: 8110,
-            args: ["--dtype", "float32", "--max-num-batched-tokens", "4096"]
-                .map(str::to_owned)
-                .into(),
-        }
+edge::options! {
+    /// `[stack.vllm]`: vLLM servers that `springtide up` runs.
+    #[derive(Eq)]
+    pub struct Options {
+        /// vLLM's command, in an environment that also has the wheel of `python/`. Without it, no server
+        /// is run.
+        pub program: Option<PathBuf> = None,
+        /// Number of servers, 1 to 8. Each holds one version: learner, champion and base need three.
+        pub engines: u16 = 3 => 1..=8,
+        /// Loopback port of the first server; the others take the next ones.
+        pub port: u16 = 8110,
+        /// Further arguments of `vllm serve`.
+        pub args: Vec<String> = ["--dtype", "float32", "--max-num-batched-tokens", "4096"].map(str::to_owned).into(),
     }
 }
 
 impl Options {
     pub fn check(&self) -> anyhow::Result<()> {
-        ensure!(
-            (1..=NAMES.len()).contains(&usize::from(self.engines)),
-            "stack.vllm.engines is {}; give 1 to {}",
-            self.engines,
-            NAMES.len()
-        );
+        self.check_ranges("stack.vllm")?;
         ensure!(
             self.port.checked_add(self.engines).is_some() && self.port > 0,
             "stack.vllm.port is {}; the last server's port would be above 65535",

@@ -9,8 +9,9 @@ use crate::learn::guards;
 use crate::learn::learner::thread::Handle;
 use crate::learn::learner::{Judgement, Learner, Metrics, Outcome};
 use crate::offline::Failed;
-use crate::parity::{self, Engines, Parity};
-use crate::quarantine::{self, Change, Compared, Quarantine};
+use crate::parity::{Engines, Parity};
+use crate::quarantine::{self, Compared, Quarantine};
+use crate::share_alarm::{QUARANTINED, ShareAlarm};
 use crate::step_metrics;
 use crate::trainer::Trainer;
 use anyhow::{Context, anyhow};
@@ -24,11 +25,11 @@ use runs::claim::{self, Claim};
 use runs::memory;
 use runs::publish::run_state::{RunState, StepRecord};
 use runs::publish::{self, Draft};
+use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select;
 use runs::settings::{Limits, StepSettings};
 use serde_json::{Value, json};
-use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -128,33 +129,23 @@ enum Verdict {
 /// After this many refused cohorts in a row the run waits for a person. One alone may be the fault
 /// of one sample.
 const REFUSED_IN_A_ROW_MAX: u32 = 3;
-/// The alarm's name in `run_event.data`.
-const ALARM: &str = "quarantine";
 
 impl<'a> Executor<'a> {
-    /// Claims `run` and loads the head of `line`. `None`: the run is paused or has ended, or the
-    /// line has no head.
+    /// Loads the head of `line` for a run that has been claimed. `None`: the trainer's key may not sign
+    /// any longer, so the run is paused now.
     pub async fn open(
         trainer: &'a Trainer,
         learner: &'a Handle,
-        run: Uuid,
+        claim: Claim,
         line: &str,
         adapter: Option<AdapterSetup>,
     ) -> anyhow::Result<Option<Self>> {
-        let Some((head, branch)) = publish::line(&trainer.pool, &trainer.policy, line).await? else {
-            return Ok(None);
-        };
-        let Some(claim) = Claim::take(&trainer.pool, run).await? else {
-            return Ok(None);
-        };
+        let (pool, run) = (&trainer.pool, claim.run);
+        let head = publish::line(pool, &trainer.policy, line).await?;
+        let (head, branch) = head.with_context(|| format!("line {line} has no head"))?;
         let steps_done = sqlx::query_scalar!("select steps_done from run where id = $1", run)
-            .fetch_one(&trainer.pool)
+            .fetch_one(pool)
             .await?;
-        let [ours, remote] = Engines::ALL.map(|engines| claim::alarm_is_on(&trainer.pool, run, engines.alarm()));
-        let parity = [
-            Parity::new(Engines::Ours, ours.await?),
-            Parity::new(Engines::Remote, remote.await?),
-        ];
         let mut executor = Executor {
             trainer,
             learner,
@@ -165,8 +156,11 @@ impl<'a> Executor<'a> {
             steps_done,
             baselines: Baselines::new(),
             cohort: Cohort::new(),
-            quarantine: Quarantine::new(claim::alarm_is_on(&trainer.pool, run, ALARM).await?),
-            parity,
+            quarantine: Quarantine::new(ShareAlarm::open(pool, run, QUARANTINED).await?),
+            parity: [
+                Parity::open(pool, run, Engines::Ours).await?,
+                Parity::open(pool, run, Engines::Remote).await?,
+            ],
             refused: 0,
             random: None,
             model_limits: ModelLimits::default(),
@@ -194,7 +188,7 @@ impl<'a> Executor<'a> {
             r#"
             select count(*) as "count!" from run_event
             where run_id = $1 and data ? 'cohort' and (data ->> 'step')::bigint = $2
-              and at > coalesce((select max(at) from run_event where run_id = $1 and message like 'resume requested%'),
+              and at > coalesce((select max(at) from run_event where run_id = $1 and data ->> 'request' = 'resume'),
                                 '-infinity')
             "#,
             self.claim.run,
@@ -223,7 +217,7 @@ impl<'a> Executor<'a> {
             (row.class, baseline)
         });
         self.baselines = baselines.collect();
-        if self.line != self.trainer.options.realtime.line {
+        if self.line != runs::REALTIME_LINE {
             self.ask_memory().await?;
         }
         let checkpoint = self
@@ -403,57 +397,11 @@ impl<'a> Executor<'a> {
             parity.record(mismatch, guards::accepts(limits, is_ours, &mismatch));
         }
         let k3_max = self.trainer.options.realtime.alarms.remote_k3_max;
-        for (parity, engines) in self.parity.iter_mut().zip(Engines::ALL) {
-            let change = parity.change(k3_max);
-            let labels = [("line", self.line.clone()), ("engine", engines.as_str().to_owned())];
-            metrics::gauge!("springtide_train_parity_alarm", &labels).set(f64::from(u8::from(parity.is_active())));
-            metrics::gauge!("springtide_train_parity_k3_nats", &labels).set(parity.k3());
-            let Some(change) = change else { continue };
-            let (level, state) = match change {
-                parity::Change::Begins => ("warn", "began"),
-                parity::Change::Ends => ("info", "ended"),
-            };
-            let message = parity.message(change, k3_max);
-            tracing::warn!(run = %self.claim.run, line = self.line, engine = engines.as_str(), state, "{message}");
-            let data = json!({
-                "alarm": engines.alarm(), "state": state, "k3": parity.k3(),
-                "inexact": parity.inexact(), "samples": parity.len(),
-            });
-            let mut connection = self.trainer.pool.acquire().await?;
-            claim::append_event(&mut connection, self.claim.run, level, &message, &data).await?;
+        for parity in &mut self.parity {
+            parity
+                .watch(&self.trainer.pool, self.claim.run, &self.line, k3_max)
+                .await?;
         }
-        Ok(())
-    }
-
-    /// Begins or ends the alarm on the rate of quarantined samples.
-    pub async fn watch_quarantine(&mut self, share_max: f64) -> anyhow::Result<()> {
-        let share = self.quarantine.share();
-        let change = self.quarantine.change(share_max);
-        let active = f64::from(u8::from(self.quarantine.is_active()));
-        metrics::gauge!("springtide_train_quarantine_share", "line" => self.line.clone()).set(share);
-        metrics::gauge!("springtide_train_quarantine_alarm", "line" => self.line.clone()).set(active);
-        let Some(change) = change else { return Ok(()) };
-        let (level, state, message) = match change {
-            Change::Begins { share } => (
-                "warn",
-                "began",
-                format!(
-                    "{:.0}% of the latest samples were quarantined, more than {:.0}%: `select code, count(*) from disposition \
-                     where code like 'quarantined%' group by code` says why",
-                    100.0 * share,
-                    100.0 * share_max
-                ),
-            ),
-            Change::Ends { share } => (
-                "info",
-                "ended",
-                format!("{:.0}% of the latest samples were quarantined", 100.0 * share),
-            ),
-        };
-        tracing::warn!(run = %self.claim.run, line = self.line, state, "{message}");
-        let data = json!({"alarm": ALARM, "state": state, "share": share, "share_max": share_max});
-        let mut connection = self.trainer.pool.acquire().await?;
-        claim::append_event(&mut connection, self.claim.run, level, &message, &data).await?;
         Ok(())
     }
 
@@ -571,8 +519,7 @@ impl<'a> Executor<'a> {
         let reason = format!("step {step} was not published: {reason}");
         tracing::error!(run = %self.claim.run, step, code, "{reason}");
         metrics::counter!("springtide_train_refused_steps_total", "line" => self.line.clone(), "code" => code.to_string()).increment(1);
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        self.claim.lock(&mut transaction).await?;
+        let mut transaction = self.claim.begin(&self.trainer.pool).await?;
         select::drop_generations(&mut transaction, self.claim.run, cohort, code).await?;
         // JSON has no NaN: values that are not finite become null
         let metrics = serde_json::to_value(metrics).unwrap_or(Value::Null);
@@ -581,7 +528,8 @@ impl<'a> Executor<'a> {
         let paused = self.refused >= REFUSED_IN_A_ROW_MAX;
         if paused {
             let reason = format!("{} cohorts in a row were refused; the last: {reason}", self.refused);
-            self.claim.release(&mut transaction, "paused", Some(&reason)).await?;
+            let release = self.claim.release(&mut transaction, Status::Paused, &reason, json!({}));
+            release.await?;
         }
         transaction.commit().await?;
         Ok(match paused {
@@ -594,24 +542,18 @@ impl<'a> Executor<'a> {
     /// still undecided, so nothing of it is lost. Returns other errors.
     async fn pause_without_key(&self, error: publish::Error) -> anyhow::Result<()> {
         match error {
-            publish::Error::KeyRefused { .. } => self.release("paused", &error.to_string()).await,
+            publish::Error::KeyRefused { .. } => self.release(Status::Paused, &error.to_string()).await,
             error => Err(error).context("check the signing key"),
         }
     }
 
-    /// Ends this execution of the run; see [`Claim::release`].
-    pub async fn release(&self, status: &str, reason: &str) -> anyhow::Result<()> {
-        tracing::info!(run = %self.claim.run, line = self.line, status, reason, "ended the execution of the run");
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        self.claim.release(&mut transaction, status, Some(reason)).await?;
-        transaction.commit().await?;
-        Ok(())
+    /// Ends this execution of the run; see [`Claim::end`].
+    pub async fn release(&self, status: Status, reason: &str) -> anyhow::Result<()> {
+        Ok(self.claim.end(&self.trainer.pool, status, reason).await?)
     }
 
     pub async fn append_event(&self, level: &str, message: &str) -> anyhow::Result<()> {
-        let mut connection = self.trainer.pool.acquire().await?;
-        claim::append_event(&mut connection, self.claim.run, level, message, &json!({})).await?;
-        Ok(())
+        Ok(self.claim.append_event(&self.trainer.pool, level, message).await?)
     }
 
     /// Drops generations by code, in one fenced transaction. Returns how many of each code.
@@ -623,28 +565,12 @@ impl<'a> Executor<'a> {
         if ids_by_code.is_empty() {
             return Ok(dropped);
         }
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        self.claim.lock(&mut transaction).await?;
+        let mut transaction = self.claim.begin(&self.trainer.pool).await?;
         for (code, ids) in ids_by_code {
             let count = select::drop_generations(&mut transaction, self.claim.run, ids, code.as_ref()).await?;
             dropped.insert(code.clone(), count);
         }
         transaction.commit().await?;
         Ok(dropped)
-    }
-
-    /// Moves the line to the branch and head that a release chose, in the caller's fenced
-    /// transaction.
-    pub async fn move_line(&self, connection: &mut PgConnection, branch: i32, head: i64) -> Result<(), sqlx::Error> {
-        sqlx::query!(
-            "update line set branch = $3, head = $4, updated_at = now() where policy = $1 and line = $2 and branch < $3",
-            self.trainer.policy,
-            self.line,
-            branch,
-            head
-        )
-        .execute(connection)
-        .await?;
-        Ok(())
     }
 }

@@ -16,111 +16,67 @@ mod harness;
 mod push;
 mod served;
 
-use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
-use crate::learn::learner::thread::Handle;
-use crate::offline::{self, Configuration, Failed, IDLE};
-use crate::trainer::{Trainer, pause};
+use crate::executor::{Executor, StepInputs, StepOutcome};
+use crate::offline::{Execution, Failed, Stop};
 use draws::Draws;
 use harness::Harness;
-use runs::api;
-use runs::api::create::line_of;
+use runs::run::Status;
 use runs::sample::{Sample, Trajectory};
-use runs::schedule::Schedule;
+use runs::{api, leases};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
-pub(super) async fn execute(
-    trainer: &Trainer,
-    learner: &Handle,
-    id: Uuid,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<()> {
-    let Configuration {
-        config,
-        schedule,
-        base_version,
-    } = offline::configuration::<api::Config>(&trainer.pool, id).await?;
-    if offline::waits(trainer, id, &schedule).await? {
-        return Ok(());
-    }
-    let base = base_version.ok_or_else(|| Failed("the run has no base version".into()))?;
-    let line = line_of(id);
-    sqlx::query!(
-        "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
-        trainer.policy,
-        line,
-        base
-    )
-    .execute(&trainer.pool)
-    .await?;
+pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
+    let (trainer, id) = (run.trainer, run.claim.run);
+    let config: api::Config = run.config()?;
     let tasks = sqlx::query_scalar!("select id from task where run_id = $1 order by id", id)
         .fetch_all(&trainer.pool)
         .await?;
-    let adapter = config.lora.clone().map(|lora| AdapterSetup {
-        config: lora,
-        seed: config.seed,
-    });
-    let Some(mut executor) = Executor::open(trainer, learner, id, &line, adapter).await? else {
-        return Ok(());
-    };
-    let claim = executor.claim;
-    let harness = Harness::new(trainer, id, schedule.priority, &line, &config).await?;
-    harness.give_up_interrupted(&claim).await?;
-    let draws = Draws::new(trainer, &config, tasks).await?;
-    tokio::select! {
-        trained = train(&mut executor, draws, &config, &schedule, shutdown) => trained,
+    let mut executor = run.open(config.lora.as_ref(), config.seed).await?;
+    let harness = Harness::new(trainer, id, run.schedule.priority, &executor.line, &config).await?;
+    leases::give_up_interrupted(&trainer.pool, &run.claim, harness::HOLDER).await?;
+    let mut draws = Draws::new(trainer, &config, tasks).await?;
+    let trained = tokio::select! {
+        trained = make_steps(run, &mut executor, &mut draws, &config) => trained,
         Err(error) = harness.make_rollouts() => Err(error),
+    };
+    if let Err(error) = &trained
+        && let Some(Stop::Paused | Stop::GivesWay(_)) = error.downcast_ref()
+    {
+        // their episodes would close without the rewards meanwhile
+        draws.settle(&run.claim).await?;
     }
+    trained
 }
 
 /// Makes steps until the run has ended or is to stop.
-async fn train(
+async fn make_steps(
+    run: &Execution<'_>,
     executor: &mut Executor<'_>,
-    mut draws: Draws<'_>,
+    draws: &mut Draws<'_>,
     config: &api::Config,
-    schedule: &Schedule,
-    shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let (trainer, id) = (executor.trainer, executor.claim.run);
+    let trainer = executor.trainer;
     let mut empty = Empty {
         draws: draws.empty_before(executor).await?,
         quarantined: 0,
     };
     while executor.steps_done < config.steps {
-        if shutdown.is_cancelled() {
-            return Ok(());
-        }
-        match executor.claim.requested(&trainer.pool).await?.as_deref() {
-            Some("cancel") => return executor.release("cancelled", "cancelled by request").await,
-            Some(_) => {
-                draws.settle(&executor.claim).await?;
-                return executor.release("paused", "paused by request").await;
-            }
-            None => {}
-        }
-        if let Some(reason) = offline::reason_to_wait(trainer, id, schedule).await? {
-            draws.settle(&executor.claim).await?;
-            return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
-        }
+        run.check().await?;
         // rollouts of later steps go on while the fleet takes the head up
-        if draws.are_spent(id).await? && !wait_until_served(executor, schedule, shutdown).await? {
-            continue; // the top of the loop handles the request to stop
+        if draws.are_spent(run.claim.run).await? {
+            wait_until_served(run, executor).await?;
         }
         let started = Instant::now();
         let (draw, groups) = tokio::select! {
-            gathered = groups::gather(executor, &mut draws, config) => gathered?,
-            stop = stop_requested(executor, schedule, shutdown) => {
-                stop?;
-                continue;
-            }
+            gathered = groups::gather(executor, draws, config) => gathered?,
+            stop = run.stopped() => return Err(stop),
         };
         let number = draw.number;
         let dropped = executor.drop_generations(&groups.dropped).await?;
         if groups.samples.is_empty() {
-            draws.spend(&executor.claim, number).await?;
+            leases::spend(&trainer.pool, &executor.claim, number).await?;
             empty.add(0, trainer.options.offline.empty_draws_max)?;
             continue;
         }
@@ -150,20 +106,20 @@ async fn train(
             .accumulate(groups.samples, groups.advantages, inputs.settings, inputs.limits)
             .await?;
         if let Some(reason) = quarantined.reason_to_pause(count, executor.head) {
-            return executor.release("paused", &reason).await;
+            executor.release(Status::Paused, &reason).await?;
+            return Err(Stop::Ended.into());
         }
         match executor.step(inputs).await? {
             StepOutcome::Published => {
                 empty = Empty::default();
             }
-            StepOutcome::Paused => return Ok(()),
+            StepOutcome::Paused => return Err(Stop::Ended.into()),
             StepOutcome::Refused => {}
             StepOutcome::Empty => empty.add(quarantined.ids.len(), trainer.options.offline.empty_draws_max)?,
         }
-        draws.spend(&executor.claim, number).await?;
+        leases::spend(&trainer.pool, &executor.claim, number).await?;
     }
-    let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
-    executor.release("succeeded", &done).await
+    run.succeed(executor).await
 }
 
 /// Draws in a row without a gradient.
@@ -195,30 +151,25 @@ impl Empty {
     }
 }
 
-/// Waits until the fleet serves the run's head. False: the run or the process is to stop.
-async fn wait_until_served(
-    executor: &Executor<'_>,
-    schedule: &Schedule,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<bool> {
-    let timeout = Duration::from_secs(executor.trainer.options.offline.served_timeout_seconds);
+/// Waits until the fleet serves the run's head.
+async fn wait_until_served(run: &Execution<'_>, executor: &Executor<'_>) -> anyhow::Result<()> {
+    let timeout = Duration::from_secs(run.trainer.options.offline.served_timeout_seconds);
     let mut started = Instant::now();
     let mut last = String::from("no answer yet");
     while started.elapsed() < timeout {
         let answer = tokio::select! {
-            answer = served::version(executor.trainer, executor.claim.run, &executor.line) => answer,
-            stop = stop_requested(executor, schedule, shutdown) => return stop.map(|()| false),
+            answer = served::version(run.trainer, run.claim.run, &executor.line) => answer,
+            stop = run.stopped() => return Err(stop),
         };
         match answer {
-            Ok(version) if version == executor.head => return Ok(true),
+            Ok(version) if version == executor.head => return Ok(()),
             Ok(version) => last = format!("it answers with version {version}"),
             // production has all slots, and rollouts wait
             Err(error) if served::is_timeout(&error) => started = Instant::now(),
             Err(error) => last = format!("{error:#}"),
         }
-        if is_to_stop(executor, schedule).await? || !pause(shutdown, Duration::from_millis(250)).await {
-            return Ok(false);
-        }
+        run.check().await?;
+        run.pause(Duration::from_millis(250)).await;
     }
     Err(Failed(format!(
         "the fleet did not serve version {} of line {} within {} s: {last}",
@@ -227,24 +178,6 @@ async fn wait_until_served(
         timeout.as_secs()
     ))
     .into())
-}
-
-/// Resolves when the process or the run is to stop. Rollouts can take minutes, so they are
-/// interrupted: the step then begins anew.
-async fn stop_requested(
-    executor: &Executor<'_>,
-    schedule: &Schedule,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<()> {
-    while !is_to_stop(executor, schedule).await? && pause(shutdown, IDLE).await {}
-    Ok(())
-}
-
-/// Whether a person has asked the run to stop, or it must give way.
-async fn is_to_stop(executor: &Executor<'_>, schedule: &Schedule) -> anyhow::Result<bool> {
-    let (trainer, claim) = (executor.trainer, &executor.claim);
-    let requested = claim.requested(&trainer.pool).await?.is_some();
-    Ok(requested || offline::reason_to_wait(trainer, claim.run, schedule).await?.is_some())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //!   share.
 //! - `executor.rs` takes every step: a cohort (`cohort.rs`), the learner ([`learn`]), its metrics
 //!   (`step_metrics.rs`), and `runs::publish`.
-//! - `parity.rs`, `quarantine.rs`, `unproven.rs` and `share_alarm.rs` watch what was sampled.
+//! - `parity.rs`, `quarantine.rs` and `share_alarm.rs` watch what was sampled.
 //! - `sft.rs` is a program of its own.
 //! - `computing.rs` says over HTTP whether this process computes, `working.rs` when it works.
 //!
@@ -29,7 +29,6 @@ pub mod sft;
 mod share_alarm;
 mod step_metrics;
 mod trainer;
-mod unproven;
 mod working;
 
 pub use computing::Computing;

@@ -7,11 +7,15 @@
 //!   [`TOKEN_K3_MAX`](crate::learn::mismatch::TOKEN_K3_MAX), so that it takes many. Quarantined samples
 //!   do not count: they have an alarm of their own.
 //!
-//! Pure. The windows are empty when a run is opened.
+//! The windows are empty when a run is opened.
 
 use crate::learn::mismatch::SampleMismatch;
 use crate::share_alarm::WINDOW;
+use runs::alarm::Alarm;
+use serde_json::json;
+use sqlx::PgPool;
 use std::collections::VecDeque;
+use uuid::Uuid;
 
 /// Fewer samples do not end an alarm, and have no mean.
 const SAMPLES_MIN: usize = 32;
@@ -24,21 +28,11 @@ pub(crate) enum Engines {
 }
 
 impl Engines {
-    pub const ALL: [Engines; 2] = [Engines::Ours, Engines::Remote];
-
-    /// The label of the metrics.
-    pub fn as_str(self) -> &'static str {
+    /// The alarm's name in `run_event.data`, and the label of its metrics.
+    fn names(self) -> (&'static str, &'static str) {
         match self {
-            Engines::Ours => "ours",
-            Engines::Remote => "remote",
-        }
-    }
-
-    /// The alarm's name in `run_event.data`.
-    pub fn alarm(self) -> &'static str {
-        match self {
-            Engines::Ours => "parity_ours",
-            Engines::Remote => "parity_remote",
+            Engines::Ours => ("parity_ours", "ours"),
+            Engines::Remote => ("parity_remote", "remote"),
         }
     }
 }
@@ -49,23 +43,21 @@ pub(crate) struct Parity {
     engines: Engines,
     /// Newest last.
     latest: VecDeque<SampleMismatch>,
-    active: bool,
-}
-
-/// The alarm begins or ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
-    Begins,
-    Ends,
+    alarm: Alarm,
 }
 
 impl Parity {
-    /// `active`: the state of the alarm when the run was last executed.
-    pub fn new(engines: Engines, active: bool) -> Self {
+    /// With the state of the alarm when the run was last executed.
+    pub async fn open(pool: &PgPool, run: Uuid, engines: Engines) -> sqlx::Result<Self> {
+        let alarm = Alarm::open(pool, run, engines.names().0).await?;
+        Ok(Parity::new(engines, alarm))
+    }
+
+    fn new(engines: Engines, alarm: Alarm) -> Self {
         Parity {
             engines,
             latest: VecDeque::new(),
-            active,
+            alarm,
         }
     }
 
@@ -81,66 +73,60 @@ impl Parity {
     }
 
     /// Mean k3 over the tokens of the window, nats. Each counts with at most `TOKEN_K3_MAX`.
-    pub fn k3(&self) -> f64 {
+    fn k3(&self) -> f64 {
         let tokens: usize = self.latest.iter().map(|one| one.tokens).sum();
         let sum: f64 = self.latest.iter().map(|one| one.k3 * one.tokens as f64).sum();
         sum / tokens.max(1) as f64
     }
 
     /// Samples of the window with any difference.
-    pub fn inexact(&self) -> usize {
+    fn inexact(&self) -> usize {
         self.latest.iter().filter(|one| !one.is_exact()).count()
     }
 
-    /// Samples of the window.
-    pub fn len(&self) -> usize {
-        self.latest.len()
-    }
-
-    /// Whether the alarm begins or ends. Ours begins with one sample that is not exact, and ends when
+    /// Whether the alarm is to be on now. Ours begins with one sample that is not exact, and ends when
     /// none of the window is left. The other begins above `k3_max`, and ends at half of it.
-    pub fn change(&mut self, k3_max: f64) -> Option<Change> {
-        let enough = self.latest.len() >= SAMPLES_MIN;
-        let (begins, ends) = match self.engines {
-            Engines::Ours => (self.inexact() > 0, enough && self.inexact() == 0),
-            Engines::Remote => {
-                let k3 = self.k3();
-                (enough && k3 > k3_max, enough && k3 <= k3_max / 2.0)
-            }
-        };
-        let change = match self.active {
-            false if begins => Change::Begins,
-            true if ends => Change::Ends,
-            _ => return None,
-        };
-        self.active = change == Change::Begins;
-        Some(change)
+    fn is_off(&self, k3_max: f64) -> bool {
+        let (enough, is_active) = (self.latest.len() >= SAMPLES_MIN, self.alarm.is_active());
+        match self.engines {
+            Engines::Ours => self.inexact() > 0 || is_active && !enough,
+            Engines::Remote if !enough => is_active,
+            Engines::Remote if is_active => self.k3() > k3_max / 2.0,
+            Engines::Remote => self.k3() > k3_max,
+        }
     }
 
-    /// Whether the alarm has begun and not ended.
-    pub fn is_active(&self) -> bool {
-        self.active
+    /// Begins or ends the alarm, as an event of the run.
+    pub async fn watch(&mut self, pool: &PgPool, run: Uuid, line: &str, k3_max: f64) -> sqlx::Result<()> {
+        let is_off = self.is_off(k3_max);
+        let (k3, message) = (self.k3(), self.message(is_off, k3_max));
+        let data = json!({"k3": k3, "inexact": self.inexact(), "samples": self.latest.len()});
+        self.alarm.set(pool, run, is_off, &message, data).await?;
+        let labels = [("line", line.to_owned()), ("engine", self.engines.names().1.to_owned())];
+        metrics::gauge!("springtide_train_parity_alarm", &labels).set(self.alarm.gauge());
+        metrics::gauge!("springtide_train_parity_k3_nats", &labels).set(k3);
+        Ok(())
     }
 
     /// What a person reads when it begins or ends.
-    pub fn message(&self, change: Change, k3_max: f64) -> String {
-        let (inexact, latest, k3) = (self.inexact(), self.len(), self.k3());
-        match (self.engines, change) {
-            (Engines::Ours, Change::Begins) => format!(
+    fn message(&self, begins: bool, k3_max: f64) -> String {
+        let (inexact, latest, k3) = (self.inexact(), self.latest.len(), self.k3());
+        match (self.engines, begins) {
+            (Engines::Ours, true) => format!(
                 "{inexact} of the latest {latest} samples of our own engine do not have the trainer's log-probabilities, \
                  which are equal to the last bit on every machine: compare the builds and `policy.compute` of `serve` and \
                  `train`, and see which replica sampled them (`select g.replica, count(*) from disposition d join \
                  generation g on g.id = d.generation_id where d.code = 'quarantined_logprob' group by g.replica`). An \
                  engine that is not ours names itself in `engine`"
             ),
-            (Engines::Ours, Change::Ends) => {
+            (Engines::Ours, false) => {
                 format!("the latest {latest} samples of our own engine have the trainer's log-probabilities")
             }
-            (Engines::Remote, Change::Begins) => format!(
+            (Engines::Remote, true) => format!(
                 "log-probabilities of other engines have drifted: mean k3 of the latest {latest} samples is {k3:.2e} nats, \
                  more than {k3_max:.2e}: compare their dtype and version with before, and look at the mismatch of the steps"
             ),
-            (Engines::Remote, Change::Ends) => {
+            (Engines::Remote, false) => {
                 format!("mean k3 of the latest {latest} samples of other engines is {k3:.2e} nats")
             }
         }
@@ -153,6 +139,17 @@ mod tests {
     use crate::learn::guards;
     use runs::settings::Limits;
 
+    fn parity(engines: Engines, active: bool) -> Parity {
+        Parity::new(engines, Alarm::new(engines.names().0, active))
+    }
+
+    /// Whether the alarm begins or ends.
+    fn change(parity: &mut Parity) -> Option<bool> {
+        let is_off = parity.is_off(1e-3);
+        let was_off = std::mem::replace(&mut parity.alarm, Alarm::new("parity", is_off)).is_active();
+        (is_off != was_off).then_some(is_off)
+    }
+
     fn mismatch(k3: f64, difference_max: f64) -> SampleMismatch {
         SampleMismatch {
             tokens: 4,
@@ -163,70 +160,65 @@ mod tests {
 
     #[test]
     fn one_inexact_sample_of_our_engine_begins_the_alarm_until_it_has_left_the_window() {
-        let mut parity = Parity::new(Engines::Ours, false);
+        let mut parity = parity(Engines::Ours, false);
         parity.record(mismatch(0.0, 0.0), true);
-        assert_eq!(parity.change(1e-3), None);
+        assert_eq!(change(&mut parity), None);
         parity.record(mismatch(1e-15, 1e-7), true);
-        assert_eq!(parity.change(1e-3), Some(Change::Begins));
-        assert!(
-            parity
-                .message(Change::Begins, 1e-3)
-                .starts_with("1 of the latest 2 samples")
-        );
+        assert_eq!(change(&mut parity), Some(true));
+        assert!(parity.message(true, 1e-3).starts_with("1 of the latest 2 samples"));
         for _ in 0..WINDOW - 1 {
             parity.record(mismatch(0.0, 0.0), true);
         }
-        assert_eq!(parity.change(1e-3), None, "it is still in the window");
+        assert_eq!(change(&mut parity), None, "it is still in the window");
         parity.record(mismatch(0.0, 0.0), true);
-        assert_eq!(parity.change(1e-3), Some(Change::Ends));
+        assert_eq!(change(&mut parity), Some(false));
         parity.record(mismatch(f64::NAN, f64::NAN), true);
-        assert_eq!(parity.change(1e-3), Some(Change::Begins));
+        assert_eq!(change(&mut parity), Some(true));
     }
 
     #[test]
     fn other_engines_are_judged_by_their_mean_and_never_by_one_sample() {
-        let mut parity = Parity::new(Engines::Remote, false);
+        let mut parity = parity(Engines::Remote, false);
         // one token at log v = +5 has a k3 of 142, and its window a mean of 0.017
         let tokens = |log_v: f32| (0..16).map(move |at| (-6.0, if at == 0 { -6.0 + log_v } else { -6.0 }));
         let outlier = SampleMismatch::of(tokens(5.0));
         assert!(guards::accepts(&Limits::default(), false, &outlier));
         parity.record(outlier, true);
-        assert_eq!(parity.change(1e-3), None, "one sample is no distribution");
+        assert_eq!(change(&mut parity), None, "one sample is no distribution");
         for _ in 0..WINDOW - 1 {
             parity.record(SampleMismatch::of(tokens(0.02)), true);
-            assert_eq!(parity.change(1e-3), None);
+            assert_eq!(change(&mut parity), None);
         }
-        assert_eq!(parity.len(), WINDOW, "the outlier is still there");
+        assert_eq!(parity.latest.len(), WINDOW, "the outlier is still there");
         assert!(parity.k3() > 1e-5 && parity.k3() < 1e-4, "{}", parity.k3());
         for _ in 0..WINDOW {
             parity.record(mismatch(4e-3, 0.2), true);
         }
-        assert_eq!(parity.change(1e-3), Some(Change::Begins));
+        assert_eq!(change(&mut parity), Some(true));
         for _ in 0..WINDOW {
             parity.record(mismatch(1e-5, 0.02), true);
         }
-        assert_eq!(parity.change(1e-3), Some(Change::Ends));
+        assert_eq!(change(&mut parity), Some(false));
     }
 
     #[test]
     fn a_quarantined_sample_counts_for_our_engine_and_not_for_others() {
         let wrong = mismatch(0.2, 12.0);
         for (engines, counted) in [(Engines::Ours, 1), (Engines::Remote, 0)] {
-            let mut parity = Parity::new(engines, false);
+            let mut parity = parity(engines, false);
             parity.record(wrong, false);
-            assert_eq!(parity.len(), counted, "{engines:?}");
+            assert_eq!(parity.latest.len(), counted, "{engines:?}");
         }
     }
 
     #[test]
     fn an_alarm_that_was_on_stays_on_until_there_are_enough_samples() {
-        let mut parity = Parity::new(Engines::Ours, true);
+        let mut parity = parity(Engines::Ours, true);
         for _ in 0..SAMPLES_MIN - 1 {
             parity.record(mismatch(0.0, 0.0), true);
-            assert_eq!(parity.change(1e-3), None);
+            assert_eq!(change(&mut parity), None);
         }
         parity.record(mismatch(0.0, 0.0), true);
-        assert_eq!(parity.change(1e-3), Some(Change::Ends));
-        assert!(!parity.is_active());
+        assert_eq!(change(&mut parity), Some(false));
     }
 }

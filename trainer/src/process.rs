@@ -6,6 +6,7 @@
 use crate::trainer::{Environment, Trainer, pause};
 use crate::{offline, realtime};
 use anyhow::{Context, bail};
+use futures::FutureExt;
 use runs::options::Options;
 use runs::publish::{self, squash};
 use runs::{claim, monitors, show_rate};
@@ -24,32 +25,17 @@ pub async fn run(options: Options, environment: Environment, shutdown: Cancellat
     let Some(mut lease) = wait_for_lease(&trainer, &shutdown).await? else {
         return Ok(());
     };
-    let line = &trainer.options.realtime.line;
+    let line = runs::REALTIME_LINE;
     if let Some(dir) = base_dir {
         let head = publish::import(&trainer.publisher, &dir, line).await?;
         tracing::info!(line, head, "the realtime line has a head");
     }
-    let show_rate = async {
-        show_rate::watch(
-            trainer.pool.clone(),
-            &trainer.policy,
-            &trainer.options.realtime,
-            &shutdown,
-        )
-        .await;
-        anyhow::Ok(())
-    };
-    let monitors = async {
-        let options = &trainer.options.realtime;
-        monitors::watch(trainer.pool.clone(), &trainer.policy, options, &shutdown).await;
-        anyhow::Ok(())
-    };
+    let (pool, policy, options) = (&trainer.pool, &trainer.policy, &trainer.options.realtime);
+    let show_rate = show_rate::watch(pool.clone(), policy, options, &shutdown).map(anyhow::Ok);
+    let monitors = monitors::watch(pool.clone(), policy, options, &shutdown).map(anyhow::Ok);
     let squash = async {
         if trainer.options.squash {
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                () = squash::run(&trainer.publisher) => {}
-            }
+            shutdown.run_until_cancelled(squash::run(&trainer.publisher)).await;
         }
         anyhow::Ok(())
     };

@@ -11,7 +11,6 @@
 //!
 //! Pure. What it has seen is in memory; it is forgotten when a run is opened.
 
-pub(crate) use crate::share_alarm::Change;
 use crate::share_alarm::ShareAlarm;
 use runs::sample::Sample;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -26,9 +25,10 @@ const COMPARED_MAX: usize = 512;
 /// Fewer users show no fault of the system.
 const USERS_MIN: usize = 8;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Quarantine {
-    alarm: ShareAlarm,
+    /// Of all that was quarantined, by selection too.
+    pub alarm: ShareAlarm,
     /// Samples whose log-probabilities were compared, newest last.
     compared: VecDeque<Comparison>,
 }
@@ -51,11 +51,10 @@ pub(crate) enum Compared {
 }
 
 impl Quarantine {
-    /// `active`: the state of the alarm when the run was last executed.
-    pub fn new(active: bool) -> Self {
+    pub fn new(alarm: ShareAlarm) -> Self {
         Quarantine {
-            alarm: ShareAlarm::new(active),
-            ..Quarantine::default()
+            alarm,
+            compared: VecDeque::new(),
         }
     }
 
@@ -73,26 +72,6 @@ impl Quarantine {
                 gross: compared == Compared::Gross,
             });
         }
-    }
-
-    /// Samples that selection quarantined.
-    pub fn record_excluded(&mut self, count: u64) {
-        self.alarm.record(count, true);
-    }
-
-    /// Share of the latest samples that was quarantined.
-    pub fn share(&self) -> f64 {
-        self.alarm.share()
-    }
-
-    /// Whether the alarm begins, at a share above `share_max`, or ends, at half of it.
-    pub fn change(&mut self, share_max: f64) -> Option<Change> {
-        self.alarm.change(share_max)
-    }
-
-    /// Whether the alarm has begun and not ended.
-    pub fn is_active(&self) -> bool {
-        self.alarm.is_active()
     }
 
     /// Why the run has to pause: of at least `samples_min` compared samples (half of those that are
@@ -128,6 +107,12 @@ impl Quarantine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share_alarm::QUARANTINED;
+    use runs::alarm::Alarm;
+
+    fn empty() -> Quarantine {
+        Quarantine::new(ShareAlarm::new(QUARANTINED, Alarm::new("quarantine", false)))
+    }
 
     fn sample(replica: &str, user: usize) -> Sample {
         Sample {
@@ -139,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_quarantined_sample_counts_for_the_alarm() {
-        let mut quarantine = Quarantine::new(false);
+        let mut quarantine = empty();
         for user in 0..60 {
             let compared = if user < 2 {
                 Compared::Quarantined
@@ -148,41 +133,40 @@ mod tests {
             };
             quarantine.record(&[sample("r", user)], compared);
         }
-        assert_eq!(quarantine.change(0.05), None);
-        quarantine.record_excluded(4);
-        let share = 6.0 / 64.0;
-        assert_eq!(quarantine.change(0.05), Some(Change::Begins { share }));
-        assert_eq!((quarantine.is_active(), quarantine.share()), (true, share));
+        assert!(!quarantine.alarm.is_high(0.05));
+        quarantine.alarm.record(4, true);
+        assert!(quarantine.alarm.is_high(0.05), "6 of 64");
     }
 
     #[test]
     fn a_fault_of_the_system_shows_with_large_cohorts_and_among_excluded_samples() {
-        let mut quarantine = Quarantine::default();
+        let mut quarantine = empty();
         for n in 0..600 {
             quarantine.record(&[sample("r", n % 16)], Compared::Gross);
         }
         assert!(quarantine.systemic(2 * 400).is_some(), "a cohort of 400");
-        quarantine.record_excluded(10_000);
+        quarantine.alarm.record(10_000, true);
         assert!(quarantine.systemic(2 * 400).is_some(), "somebody floods meanwhile");
         for n in 0..600 {
             quarantine.record(&[sample("r", n % 16)], Compared::Kept);
         }
         assert_eq!(quarantine.systemic(2 * 400), None);
-        assert_eq!(Quarantine::default().systemic(2 * 400), None);
+        assert_eq!(empty().systemic(2 * 400), None);
     }
 
     #[test]
     fn small_differences_of_everybody_pause_nothing() {
-        let mut quarantine = Quarantine::default();
+        let mut quarantine = empty();
         for n in 0..600 {
             quarantine.record(&[sample("r", n % 16)], Compared::Quarantined);
         }
-        assert_eq!((quarantine.share(), quarantine.systemic(64)), (1.0, None));
+        assert!(quarantine.alarm.is_high(0.99));
+        assert_eq!(quarantine.systemic(64), None);
     }
 
     #[test]
     fn a_user_with_many_bad_samples_is_no_fault_of_the_system() {
-        let mut quarantine = Quarantine::default();
+        let mut quarantine = empty();
         for _ in 0..400 {
             quarantine.record(&[sample("r", 99)], Compared::Gross);
         }
@@ -190,13 +174,13 @@ mod tests {
         for user in 0..8 {
             quarantine.record(&[sample("r", user)], Compared::Kept);
         }
-        assert!(quarantine.share() > 0.9);
+        assert!(quarantine.alarm.is_high(0.9));
         assert_eq!(quarantine.systemic(64), None);
     }
 
     #[test]
     fn one_bad_replica_of_two_is_no_fault_of_the_system_and_two_are() {
-        let mut quarantine = Quarantine::default();
+        let mut quarantine = empty();
         for user in 0..40 {
             quarantine.record(&[sample("r1", user)], Compared::Gross);
         }

@@ -15,23 +15,23 @@
 
 mod admission;
 mod alias;
-mod capped;
 
 use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
 use crate::learn::learner::thread::Handle;
 use crate::quarantine;
+use crate::share_alarm::{CAPPED, ShareAlarm, UNPROVEN};
 use crate::trainer::{Trainer, pause};
-use crate::unproven::Unproven;
 use admission::{Candidate, Joining};
 use alias::{AliasState, Announced};
-use capped::Capped;
 use futures::FutureExt;
 use runs::advantage::Baselines;
-use runs::claim::{Fenced, append_event};
-use runs::options::Realtime;
+use runs::claim::{self, Claim, Fenced, append_event};
+use runs::options::{REALTIME_LINE, Realtime};
+use runs::publish;
+use runs::run::Status;
 use runs::sample::{Sample, Trajectory};
 use runs::select::caps::{self, Member, Recent};
-use runs::select::{self, AnswerTimes, Answers, Criteria};
+use runs::select::{self, AnswerTimes, Answers, Criteria, provenance};
 use serde_json::json;
 use sqlx::postgres::PgListener;
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +100,8 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
 
 async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationToken) -> anyhow::Result<End> {
     let options = &trainer.options.realtime;
-    let run = alias::ensure_run(trainer).await?;
+    let pool = &trainer.pool;
+    let run = runs::realtime::ensure(pool, &trainer.policy, options).await?;
     if !alias::may_run(trainer, run).await? {
         return Ok(End::Idle);
     }
@@ -109,7 +110,13 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         config,
         seed: run.as_u128() as u64,
     });
-    let Some(mut executor) = Executor::open(trainer, learner, run, &options.line, adapter).await? else {
+    if publish::line(pool, &trainer.policy, REALTIME_LINE).await?.is_none() {
+        return Ok(End::Idle);
+    }
+    let Some(claim) = Claim::take(pool, run).await? else {
+        return Ok(End::Idle);
+    };
+    let Some(mut executor) = Executor::open(trainer, learner, claim, REALTIME_LINE, adapter).await? else {
         return Ok(End::Idle);
     };
     trainer.publisher.announce(executor.head).await;
@@ -120,8 +127,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     let mut set_aside: BTreeMap<String, u64> = BTreeMap::new();
     let mut recent = trained(trainer, &executor).await?;
     let mut announced = Announced::open(&trainer.pool, &executor.claim).await?;
-    let mut unproven = Unproven::open(&executor).await?;
-    let mut capped = Capped::open(&executor).await?;
+    let mut unproven = ShareAlarm::open(pool, run, UNPROVEN).await?;
+    let mut capped = ShareAlarm::open(pool, run, CAPPED).await?;
     let mut versions: Vec<i64> = Vec::new();
     let mut answer_times = AnswerTimes::default();
     let mut timed: Option<Instant> = None;
@@ -133,7 +140,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             return Ok(End::Shutdown);
         }
         if executor.claim.requested(&trainer.pool).await?.is_some() {
-            executor.release("paused", "paused by request").await?;
+            executor.release(Status::Paused, claim::PAUSED).await?;
             return Ok(End::Idle);
         }
         let (alias, state) = alias::state(trainer, executor.branch).await?;
@@ -151,9 +158,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 }
                 continue;
             }
-            AliasState::OtherTarget(target) => {
-                let reason = target.to_reason(alias, &options.line);
-                executor.release("paused", &reason).await?;
+            AliasState::Elsewhere(place) => {
+                let reason = format!("{alias} {place}; the run goes on when it follows line {REALTIME_LINE} again");
+                runs::realtime::wait_for_alias(pool, &executor.claim, &reason).await?;
                 return Ok(End::Idle);
             }
             AliasState::Rebase { branch, version } => {
@@ -219,19 +226,19 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             tracing::warn!(%run, line = executor.line, "{message}");
             executor.append_event("warn", &message).await?;
         }
-        let unproven_share_max = options.alarms.unproven_share_max;
-        unproven.watch(&executor, &selection, unproven_share_max).await?;
-        let quarantined = selection.set_aside.iter();
-        let quarantined = quarantined.filter(|(code, _)| code.starts_with(quarantine::PREFIX));
-        executor
-            .quarantine
-            .record_excluded(quarantined.map(|(_, count)| count).sum());
-        capped.record_dropped(&selection.set_aside);
+        unproven.record(selection.ready.iter().flatten().count() as u64, false);
+        unproven.record(sum(&selection.set_aside, provenance::is_code), true);
+        unproven
+            .watch(pool, run, REALTIME_LINE, options.alarms.unproven_share_max)
+            .await?;
+        let is_quarantined = |code: &str| code.starts_with(quarantine::PREFIX);
+        let quarantined = &mut executor.quarantine.alarm;
+        quarantined.record(sum(&selection.set_aside, is_quarantined), true);
+        capped.record(sum(&selection.set_aside, caps::is_code), true);
         count(&mut set_aside, selection.set_aside);
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
         if selection.ready.is_empty() {
-            executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
-            capped.watch(&executor, options.alarms.capped_share_max).await?;
+            watch(&mut executor, &mut capped).await?;
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(End::Shutdown),
                 () = tokio::time::sleep(poll) => {}
@@ -241,13 +248,12 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         }
         let members = executor.cohort.generations().len();
         let dropped = join(&mut executor, selection.ready, &mut recent).await?;
-        capped.record_joined((executor.cohort.generations().len() - members) as u64);
-        capped.record_dropped(&dropped);
+        capped.record((executor.cohort.generations().len() - members) as u64, false);
+        capped.record(sum(&dropped, caps::is_code), true);
         count(&mut set_aside, dropped);
-        executor.watch_quarantine(options.alarms.quarantine_share_max).await?;
-        capped.watch(&executor, options.alarms.capped_share_max).await?;
+        watch(&mut executor, &mut capped).await?;
         if let Some(reason) = executor.quarantine.systemic(2 * size) {
-            executor.release("paused", &reason).await?;
+            executor.release(Status::Paused, &reason).await?;
             return Ok(End::Idle);
         }
         if executor.cohort.room(size) > 0 {
@@ -273,6 +279,26 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
 /// What the run has trained on lately.
 async fn trained(trainer: &Trainer, executor: &Executor<'_>) -> Result<Recent, sqlx::Error> {
     select::trained(&trainer.pool, executor.claim.run, trainer.options.realtime.caps).await
+}
+
+/// Begins or ends the alarms on samples that were quarantined, or dropped by a cap.
+async fn watch(executor: &mut Executor<'_>, capped: &mut ShareAlarm) -> sqlx::Result<()> {
+    let (pool, run, alarms) = (
+        &executor.trainer.pool,
+        executor.claim.run,
+        executor.trainer.options.realtime.alarms,
+    );
+    let quarantined = &mut executor.quarantine.alarm;
+    quarantined
+        .watch(pool, run, &executor.line, alarms.quarantine_share_max)
+        .await?;
+    capped.watch(pool, run, &executor.line, alarms.capped_share_max).await
+}
+
+/// How many generations have such a code.
+fn sum<K: AsRef<str>>(by_code: &BTreeMap<K, u64>, is_code: impl Fn(&str) -> bool) -> u64 {
+    let of_code = by_code.iter().filter(|(code, _)| is_code(code.as_ref()));
+    of_code.map(|(_, count)| count).sum()
 }
 
 /// Counts generations that were set aside, by code.
@@ -409,9 +435,15 @@ async fn rebase(executor: &mut Executor<'_>, branch: i32, version: i64) -> anyho
     let message =
         format!("re-based: branch {branch} continues from version {version} instead of {from}, with a fresh optimizer");
     tracing::warn!(%run, from, version, branch, "re-basing the line on the version that serves");
-    let mut transaction = edge::database::begin(&executor.trainer.pool).await?;
-    executor.claim.lock(&mut transaction).await?;
-    executor.move_line(&mut transaction, branch, version).await?;
+    let mut transaction = executor.claim.begin(&executor.trainer.pool).await?;
+    publish::rebase_line(
+        &mut transaction,
+        &executor.trainer.policy,
+        &executor.line,
+        branch,
+        version,
+    )
+    .await?;
     let data = json!({"branch": branch, "from": from, "to": version});
     append_event(&mut transaction, run, "warn", &message, &data).await?;
     transaction.commit().await?;

@@ -36,13 +36,13 @@ pub struct Asked {
     tenant: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Rewards {
     /// `null`: all.
-    arm: Option<String>,
+    pub arm: Option<String>,
     /// Seconds. `null`: of versions.
-    period: Option<i64>,
-    periods: Vec<Shown>,
+    pub period: Option<i64>,
+    pub periods: Vec<Shown>,
 }
 
 pub async fn rewards(

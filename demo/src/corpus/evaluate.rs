@@ -1,5 +1,4 @@
-//! `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed, or
-//! in how many sessions a model reaches the user's text.
+//! `springtide corpus evaluate`: how often a model's greedy suggestion is exactly what was typed.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -11,7 +10,6 @@ use crate::{
     args::Users,
     developer::{self, Pause},
     house_style,
-    session::{self, start},
     stats::Judgment,
     suggester::{Draft, Method, Suggester},
 };
@@ -24,45 +22,22 @@ pub struct Args {
     /// How many pauses, drawn from the held-out crates.
     #[arg(long, default_value_t = 2000)]
     pub pauses: usize,
-    /// Hold so many sessions instead, sampled at temperature 1.
-    #[arg(long, value_name = "N", conflicts_with = "pauses")]
-    pub sessions: Option<usize>,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Whose code.
-    #[arg(long, value_enum, default_value_t = Users::Plain, conflicts_with = "sessions")]
+    #[arg(long, value_enum, default_value_t = Users::Plain)]
     pub users: Users,
     /// Of the house's conventions, these alone.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "sessions")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub rules: Option<Vec<String>>,
 }
 
-/// Users among whom the held-out crates are dealt out for sessions.
+/// Users among whom the held-out crates are dealt out.
 const USERS: usize = 100;
-
-pub fn run(args: &Args) -> anyhow::Result<()> {
-    match args.sessions {
-        Some(sessions) => hold_sessions(args, sessions),
-        None => suggest(args),
-    }
-}
-
-/// Prints the fraction of sessions on held-out crates in which the user's text was reached.
-fn hold_sessions(args: &Args, sessions: usize) -> anyhow::Result<()> {
-    let files = sources::files_of(Split::HeldOut)?.into_iter();
-    let files: Vec<(String, Arc<str>)> = files
-        .map(|file| (file.krate + "/" + &file.path, file.text.into()))
-        .collect();
-    let users = developer::deal(&files, USERS)?;
-    let tasks = session::tasks(&users, 0, args.seed, sessions);
-    let checkpoint = Checkpoint::read_dir(&args.model)?;
-    println!("{}", start::measure(&checkpoint, &tasks, 1.0, args.seed)?);
-    Ok(())
-}
 
 /// Prints how often suggestions on held-out crates are exactly what was typed. Pauses are `affected` if
 /// what was typed there ends no line of the file as its author wrote it.
-fn suggest(args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.users == Users::House || args.rules.is_none(),
         "--rules are conventions of the house: add --users house"
@@ -86,11 +61,7 @@ fn suggest(args: &Args) -> anyhow::Result<()> {
             continue;
         };
         let Some(ids) = suggester.prompt(&pause)? else { continue };
-        let sampled = Method::Sampled {
-            temperature: 1.0,
-            seed: args.seed.wrapping_mul(1 << 32) + nth,
-            suppressed: false,
-        };
+        let sampled = Method::sampled(1.0, args.seed.wrapping_mul(1 << 32) + nth);
         prompts.push((ids, [Method::Greedy, sampled]));
         pauses.push(pause);
     }

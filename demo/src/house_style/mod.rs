@@ -37,102 +37,53 @@ mod words;
 use anyhow::bail;
 use rand::Rng;
 
-/// One convention of the house.
-#[derive(Debug)]
-pub struct Rule {
-    pub name: &'static str,
-    apply: fn(&str) -> String,
-}
+/// The name of a convention of the house, and what rewrites a file by it.
+type Rule = (&'static str, fn(&str) -> String);
 
 /// All conventions, in the order in which they are applied: the last ones change the layout that
 /// the others read.
-pub const RULES: &[Rule] = &[
-    Rule {
-        name: "imports",
-        apply: imports::imports,
-    },
-    Rule {
-        name: "returns",
-        apply: lines::returns,
-    },
-    Rule {
-        name: "fields",
-        apply: fields::fields,
-    },
-    Rule {
-        name: "derives",
-        apply: lines::derives,
-    },
-    Rule {
-        name: "comments",
-        apply: comments::comments,
-    },
-    Rule {
-        name: "names",
-        apply: words::names,
-    },
-    Rule {
-        name: "macros",
-        apply: words::macros,
-    },
-    Rule {
-        name: "integers",
-        apply: words::integers,
-    },
-    Rule {
-        name: "expect",
-        apply: words::expect,
-    },
-    Rule {
-        name: "strings",
-        apply: words::strings,
-    },
-    Rule {
-        name: "ranges",
-        apply: spaces::ranges,
-    },
-    Rule {
-        name: "arms",
-        apply: blocks::arms,
-    },
-    Rule {
-        name: "ends",
-        apply: blocks::ends,
-    },
-    Rule {
-        name: "colons",
-        apply: spaces::colons,
-    },
-    Rule {
-        name: "parens",
-        apply: spaces::parens,
-    },
+const RULES: &[Rule] = &[
+    ("imports", imports::imports),
+    ("returns", lines::returns),
+    ("fields", fields::fields),
+    ("derives", lines::derives),
+    ("comments", comments::comments),
+    ("names", words::names),
+    ("macros", words::macros),
+    ("integers", words::integers),
+    ("expect", words::expect),
+    ("strings", words::strings),
+    ("ranges", spaces::ranges),
+    ("arms", blocks::arms),
+    ("ends", blocks::ends),
+    ("colons", spaces::colons),
+    ("parens", spaces::parens),
 ];
 
 /// Rewrites one Rust file in the house style.
 pub fn restyle(text: &str) -> String {
-    RULES.iter().fold(text.to_owned(), |text, rule| (rule.apply)(&text))
+    RULES.iter().fold(text.to_owned(), |text, (_, apply)| apply(&text))
 }
 
 /// Rewrites one Rust file by the rules of these names alone, in the order of [`RULES`].
 ///
 /// Errors when a name is unknown.
 pub fn restyle_with(text: &str, names: &[String]) -> anyhow::Result<String> {
-    if let Some(unknown) = names.iter().find(|name| RULES.iter().all(|rule| rule.name != **name)) {
-        let known = RULES.iter().map(|rule| rule.name).collect::<Vec<_>>();
+    if let Some(unknown) = names.iter().find(|name| RULES.iter().all(|(rule, _)| *rule != **name)) {
+        let known = RULES.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         bail!(
             "{unknown:?} is no rule of the house style; the rules are {}",
             known.join(", ")
         );
     }
-    let rules = RULES.iter().filter(|rule| names.iter().any(|name| name == rule.name));
-    Ok(rules.fold(text.to_owned(), |text, rule| (rule.apply)(&text)))
+    let rules = RULES.iter().filter(|(rule, _)| names.iter().any(|name| name == rule));
+    Ok(rules.fold(text.to_owned(), |text, (_, apply)| apply(&text)))
 }
 
 /// Rewrites a file at a random share of the places where it breaks a convention, each place by itself.
 pub fn sprinkle(text: &str, share: f64, rng: &mut impl Rng) -> String {
-    RULES.iter().fold(text.to_owned(), |text, rule| {
-        let styled = (rule.apply)(&text);
+    RULES.iter().fold(text.to_owned(), |text, (_, apply)| {
+        let styled = apply(&text);
         mix(&text, &styled, || rng.random_bool(share))
     })
 }
@@ -274,9 +225,9 @@ impl<'a> Line<'a> {
     fn the_sample_shows_the_whole_style() {
         assert_eq!(restyle(SAMPLE), STYLED);
         assert_eq!(restyle(STYLED), STYLED, "a second time changes nothing");
-        for rule in RULES {
-            let alone = restyle_with(SAMPLE, &[rule.name.to_owned()]).unwrap();
-            assert_ne!(alone, SAMPLE, "{} does nothing", rule.name);
+        for (name, _) in RULES {
+            let alone = restyle_with(SAMPLE, &[(*name).to_owned()]).unwrap();
+            assert_ne!(alone, SAMPLE, "{name} does nothing");
         }
     }
 
@@ -284,7 +235,7 @@ impl<'a> Line<'a> {
     fn rules_are_chosen_by_name_and_applied_in_their_own_order() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         assert_eq!(restyle_with(SAMPLE, &[]).unwrap(), SAMPLE);
-        let all = RULES.iter().rev().map(|rule| rule.name).collect::<Vec<_>>();
+        let all = RULES.iter().rev().map(|(name, _)| *name).collect::<Vec<_>>();
         assert_eq!(restyle_with(SAMPLE, &names(&all)).unwrap(), STYLED);
         let error = restyle_with(SAMPLE, &names(&["parens", "tabs"]))
             .unwrap_err()
@@ -320,9 +271,9 @@ impl<'a> Line<'a> {
     #[test]
     fn any_text_can_be_restyled_and_keeps_its_end() {
         for text in odd_texts() {
-            for rule in RULES {
-                let styled = (rule.apply)(&text);
-                assert_eq!(styled.ends_with('\n'), text.ends_with('\n'), "{}: {text:?}", rule.name);
+            for (name, apply) in RULES {
+                let styled = apply(&text);
+                assert_eq!(styled.ends_with('\n'), text.ends_with('\n'), "{name}: {text:?}");
             }
             restyle(&text);
         }

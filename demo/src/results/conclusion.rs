@@ -158,7 +158,7 @@ impl RunReport {
             percent(frozen.accept_rate, 0),
         ));
         sentences.extend(self.parts_of_the_difference());
-        sentences.extend(self.alarms.iter().map(|alarm| format!("{alarm}.")));
+        sentences.extend(self.facts.alarms.iter().map(|alarm| format!("{alarm}.")));
         sentences
     }
 
@@ -187,7 +187,7 @@ impl RunReport {
 
     /// How an arm is served in another way than the frozen arm: that part of its difference is no learning.
     fn served_otherwise(&self, served: Served) -> Option<String> {
-        let temperature = self.parameters.temperature;
+        let temperature = self.parameters.setup.temperature;
         let colder = served.temperature_max.filter(|bound| *bound < f64::from(temperature));
         let colder = colder.map(|bound| format!("is sampled at a temperature of at most {bound}, not {temperature}"));
         let surer = served
@@ -214,7 +214,7 @@ impl RunReport {
                 ))
             })
             .collect();
-        let (shed, failed, due) = (self.counts.shed, self.counts.failed, self.counts.due);
+        let (shed, failed, due) = (self.facts.counts.shed, self.facts.counts.failed, self.facts.counts.due);
         let generations = self.staleness.generations;
         let facts = [
             (
@@ -222,7 +222,7 @@ impl RunReport {
                 "Reference policies were not measured in this run.".to_owned(),
             ),
             (
-                self.parameters.control,
+                self.parameters.setup.control,
                 "This is a control: the answers were permuted, so there was nothing to learn.".to_owned(),
             ),
             (
@@ -236,12 +236,12 @@ impl RunReport {
                 shed + failed > 0,
                 format!("Of {due} pauses, {shed} were shed and {failed} failed."),
             ),
-            (self.interrupted, "The run was ended early by hand.".to_owned()),
+            (self.facts.interrupted, "The run was ended early by hand.".to_owned()),
             (
-                !self.settled,
+                !self.facts.settled,
                 "Some generations had no final disposition when the figures were taken.".to_owned(),
             ),
-            (!self.ledger.balanced, "The ledger does not add up.".to_owned()),
+            (!self.facts.ledger.balanced, "The ledger does not add up.".to_owned()),
             (
                 !self.content_hashes_agree,
                 "Some answers named a content hash that the trainer did not commit for that version.".to_owned(),
@@ -368,7 +368,7 @@ mod tests {
             report.summary()
         );
         report.parameters.learning.probability_min = Some(0.01);
-        report.parameters.temperature = 1.0;
+        report.parameters.setup.temperature = 1.0;
         report.parameters.following.temperature_max = Some(0.0);
         let summary = report.summary();
         assert_eq!(summary.matches("served in another way").count(), 2, "{summary}");
@@ -387,7 +387,7 @@ mod tests {
     fn the_alarms_of_the_run_are_in_the_sentences_and_the_table() {
         let mut report = sample::report();
         let message = "`learner` shows 3.1% of its generations".to_owned();
-        report.alarms.push(Alarm {
+        report.facts.alarms.push(Alarm {
             at_seconds: 125.9,
             message,
         });
@@ -435,7 +435,7 @@ mod tests {
                 .any(|point| point.contains("oracle") || point.contains("base, greedy")),
             "{points:?}"
         );
-        report.ledger.balanced = false;
+        report.facts.ledger.balanced = false;
         assert!(report.not_reached().contains(&"The ledger does not add up.".to_owned()));
     }
 }

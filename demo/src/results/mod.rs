@@ -8,17 +8,16 @@ mod page;
 pub mod sample;
 mod table;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use report::Interval;
 use serde::Serialize;
 
 pub use self::collect::{collect, patiently};
 use crate::{
-    args::Users,
-    progress::Counts,
-    queries::{Alarm, FeedbackToServing, Ledger, Phase, Step, Traffic},
+    queries::{Phase, Traffic},
     references::References,
+    stage::{Facts, Setup},
     stats::{ArmStats, Arms, FOLLOWING, FROZEN, LEARNING, Period, VersionServed},
     stream_watch::StreamWatch,
 };
@@ -26,12 +25,8 @@ use crate::{
 #[derive(Debug, Default, Serialize)]
 pub struct RunReport {
     pub parameters: Parameters,
-    /// RFC 3339.
-    pub started_at: String,
-    /// Length of the replay, without the wait for final dispositions.
-    pub seconds: f64,
-    /// Ended early by hand.
-    pub interrupted: bool,
+    #[serde(flatten)]
+    pub facts: Facts,
     pub arms: Arms,
     /// Reward per pause, learning arm minus frozen arm.
     pub difference: Option<Interval>,
@@ -46,20 +41,8 @@ pub struct RunReport {
     /// version.
     #[serde(rename = "roots_agree")]
     pub content_hashes_agree: bool,
-    pub feedback_to_serving_seconds: FeedbackToServing,
-    /// The parts of that time, in order.
+    /// The parts of the time from feedback to serving, in order.
     pub feedback_to_serving_phases: Vec<Phase>,
-    pub swap_pause_ms: SwapPause,
-    /// Bytes of all deltas of the run, as a fraction of the bytes of their versions.
-    pub delta_ratio: Option<f64>,
-    pub steps: i64,
-    /// Largest |Δ log p| between a logged and a recomputed token over all steps of the run, nats.
-    pub parity_log_prob_difference_max: Option<f64>,
-    pub ledger: Ledger,
-    /// When the figures were taken, no generation was open and no full cohort was queued.
-    pub settled: bool,
-    pub completion_latency_ms: Latency,
-    pub counts: Counts,
     /// What other policies would have earned on the same pauses. `None`: not measured.
     #[serde(rename = "headroom")]
     pub references: Option<References>,
@@ -67,9 +50,6 @@ pub struct RunReport {
     pub streams: Option<StreamWatch>,
     /// The run in periods of equal length.
     pub timeline: Vec<TimelineEntry>,
-    pub steps_taken: Vec<Step>,
-    /// Warnings of the realtime run, such as that its arm declines almost everything.
-    pub alarms: Vec<Alarm>,
     pub staleness: Staleness,
 }
 
@@ -84,41 +64,17 @@ pub struct Served {
 
 #[derive(Debug, Default, Serialize)]
 pub struct Parameters {
-    pub policy: String,
-    pub seed: u64,
-    pub minutes: f64,
-    pub rate: f64,
-    pub temperature: f32,
+    #[serde(flatten)]
+    pub setup: Setup,
     /// How the learning arm is served.
     pub learning: Served,
     /// How the arm that follows is served.
     pub following: Served,
-    /// Answers were permuted: there was nothing to learn.
-    pub control: bool,
-    pub users: Users,
-    pub developers: usize,
-    pub files: usize,
-    /// `None`: the demo split of the crates that this build fetched.
-    pub corpus: Option<PathBuf>,
     pub tau: f64,
-    pub horizon_seconds: f64,
     pub silent_share: f64,
     pub delay_median_seconds: f64,
     pub delay_sigma: f64,
     pub completions_in_flight_max: usize,
-}
-
-#[derive(Debug, Default, Serialize)]
-pub struct SwapPause {
-    pub p50: Option<f64>,
-    pub max: Option<f64>,
-    pub n: i64,
-}
-
-#[derive(Debug, Default, Serialize)]
-pub struct Latency {
-    pub p50: Option<f64>,
-    pub p95: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -187,7 +143,6 @@ mod tests {
         has(&json["ledger"], &dispositions);
         has(&json["ledger"], &["balanced", "trained_stale", "reasons"]);
         has(&json["feedback_to_serving_seconds"], &["p50", "p95", "n"]);
-        has(&json["swap_pause_ms"], &["p50", "max"]);
         has(&json["difference"], &["mean", "ci95"]);
         has(&json["following_difference"], &["mean", "ci95"]);
         has(&json["thirds"][2], &["arms", "difference", "following_difference"]);
@@ -199,5 +154,7 @@ mod tests {
         has(&json["headroom"]["shadows"][0], &["name", "whole", "thirds"]);
         has(&json["versions_served"][0]["answers"], &["learner"]);
         has(&json, &["roots_agree", "steps_taken", "staleness", "alarms"]);
+        has(&json, &["seconds", "counts", "steps", "swap_pause_ms_p50"]);
+        has(&json["parameters"], &["seed", "minutes", "users", "tau"]);
     }
 }

@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, time::Duration};
 
 use report::Interval;
 
-use super::{Latency, Parameters, RunReport, Staleness, SwapPause, TimelineEntry};
+use super::{Parameters, RunReport, Staleness, TimelineEntry};
 use crate::{
     progress::Counts,
-    queries::{FeedbackToServing, Ledger, LedgerCounts, Phase, Step, Traffic},
+    queries::{FeedbackToServing, Ledger, LedgerCounts, LoopTotals, Phase, Step, Traffic},
     random::Draws,
     references::{Capability, Comparison, Paired, Reference, References},
+    stage::{Facts, Latency, Setup},
     stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
 };
 
@@ -32,34 +33,37 @@ pub fn report() -> RunReport {
         following_difference_accepts_per_100: stats::difference(&outcomes, FOLLOWING, Measure::Accepts, TAU),
         thirds: stats::periods(&outcomes, length, 3, TAU),
         versions_served: stats::versions_served(&outcomes),
-        feedback_to_serving_seconds: FeedbackToServing {
-            p50: Some(8.4),
-            p95: Some(14.9),
-            served: 1510,
-            not_served: 32,
-        },
-        swap_pause_ms: SwapPause {
-            p50: Some(0.21),
-            max: Some(1.94),
-            n: 92,
-        },
-        delta_ratio: Some(0.0231),
-        steps: 92,
-        parity_log_prob_difference_max: Some(3.1e-6),
-        ledger: ledger((PAUSES as usize - stats::of_arm(&outcomes, LEARNING).count()) as i64),
-        completion_latency_ms: Latency {
-            p50: Some(61.0),
-            p95: Some(148.0),
-        },
-        counts: Counts {
-            due: PAUSES,
-            errors: BTreeMap::from([("completion: http 503".to_owned(), 3)]),
-            failed: 3,
-            ..Counts::default()
+        facts: Facts {
+            feedback_to_serving_seconds: FeedbackToServing {
+                p50: Some(8.4),
+                p95: Some(14.9),
+                served: 1510,
+                not_served: 32,
+            },
+            totals: LoopTotals {
+                steps: 92,
+                parity_max: Some(3.1e-6),
+                delta_ratio: Some(0.0231),
+                swaps: 92,
+                swap_pause_ms_p50: Some(0.21),
+                swap_pause_ms_max: Some(1.94),
+            },
+            ledger: ledger((PAUSES as usize - stats::of_arm(&outcomes, LEARNING).count()) as i64),
+            completion_latency_ms: Latency {
+                p50: Some(61.0),
+                p95: Some(148.0),
+            },
+            counts: Counts {
+                due: PAUSES,
+                errors: BTreeMap::from([("completion: http 503".to_owned(), 3)]),
+                failed: 3,
+                ..Counts::default()
+            },
+            steps_taken: steps(),
+            ..empty().facts
         },
         references: Some(references(&outcomes)),
         staleness: Staleness::of(LEARNING, &timeline),
-        steps_taken: steps(),
         feedback_to_serving_phases: [("horizon", 3.1, 3.9), ("step", 1.2, 1.9), ("swap", 0.3, 0.8)]
             .map(|(name, p50, p95)| Phase {
                 name: name.to_owned(),
@@ -76,20 +80,26 @@ pub fn report() -> RunReport {
 pub fn empty() -> RunReport {
     RunReport {
         parameters: Parameters {
-            policy: "demo".to_owned(),
-            minutes: 10.0,
-            developers: USERS,
+            setup: Setup {
+                policy: "demo".to_owned(),
+                minutes: 10.0,
+                developers: USERS,
+                ..Setup::default()
+            },
             tau: TAU,
             ..Parameters::default()
         },
-        started_at: "2026-11-21T10:00:00Z".to_owned(),
-        seconds: 604.2,
-        content_hashes_agree: true,
-        ledger: Ledger {
-            balanced: true,
-            ..Ledger::default()
+        facts: Facts {
+            started_at: "2026-11-21T10:00:00Z".to_owned(),
+            seconds: 604.2,
+            ledger: Ledger {
+                balanced: true,
+                ..Ledger::default()
+            },
+            settled: true,
+            ..Facts::default()
         },
-        settled: true,
+        content_hashes_agree: true,
         ..RunReport::default()
     }
 }

@@ -45,19 +45,7 @@ impl RunReport {
                 interval(accepts, 1)
             )?;
         }
-        let waits = &self.feedback_to_serving_seconds;
-        writeln!(
-            out,
-            "feedback to serving: p50 {} s, p95 {} s (n {}); {} steps",
-            decimal(waits.p50, 1),
-            decimal(waits.p95, 1),
-            waits.served,
-            self.steps,
-        )?;
-        writeln!(out, "{}", self.ledger)?;
-        for alarm in &self.alarms {
-            writeln!(out, "{alarm}")?;
-        }
+        writeln!(out, "{}", self.facts)?;
         writeln!(out, "\nWhat was not reached:")?;
         for point in self.not_reached() {
             writeln!(out, "- {point}")?;
@@ -102,7 +90,7 @@ mod tests {
         );
         assert!(table.contains(" + 20 queued + 0 open + 0 erased: balanced"), "{table}");
         assert!(!table.contains("no final disposition"), "{table}");
-        (report.settled, report.ledger.balanced) = (false, false);
+        (report.facts.settled, report.facts.ledger.balanced) = (false, false);
         let table = report.table();
         assert!(table.contains("NOT BALANCED") && table.contains("- Some generations had no final disposition"));
     }

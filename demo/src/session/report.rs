@@ -13,8 +13,8 @@ use super::{
     stats::{ArmStats, Difference, Part, Rewards},
 };
 use crate::{
-    progress::Counts,
-    queries::{Alarm, Episodes, FeedbackToServing, Ledger, Step},
+    queries::Episodes,
+    stage::{Facts, Setup},
     stats::{FOLLOWING, FROZEN, LEARNING},
 };
 
@@ -27,43 +27,22 @@ pub struct SessionReport {
     pub parameters: Parameters,
     /// How well the base did before the run.
     pub start: Start,
-    /// RFC 3339.
-    pub started_at: String,
-    pub seconds: f64,
-    pub interrupted: bool,
+    #[serde(flatten)]
+    pub facts: Facts,
     pub conclusion: &'static str,
     pub whole: Part,
     /// First and second half of the run.
     pub halves: [Part; 2],
-    pub steps: i64,
-    /// Entropy and the rest of each step.
-    pub steps_taken: Vec<Step>,
-    pub parity_log_prob_difference_max: Option<f64>,
     pub episodes: Episodes,
-    pub ledger: Ledger,
-    pub settled: bool,
-    pub feedback_to_serving_seconds: FeedbackToServing,
-    pub turn_latency_ms_p50: Option<f64>,
-    pub turn_latency_ms_p95: Option<f64>,
-    pub counts: Counts,
-    pub alarms: Vec<Alarm>,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Parameters {
-    pub policy: String,
-    pub seed: u64,
-    pub minutes: f64,
-    pub rate: f64,
-    pub temperature: f32,
-    /// Verdicts were permuted: there was nothing to learn.
-    pub control: bool,
+    #[serde(flatten)]
+    pub setup: Setup,
     /// Users accepted or rejected each suggestion too.
     pub turn_signals: bool,
-    pub users: crate::args::Users,
-    pub developers: usize,
     pub rewards: Rewards,
-    pub horizon_seconds: f64,
     pub turns_max: usize,
     pub silent_share: f64,
     pub message_share: f64,
@@ -71,7 +50,7 @@ pub struct Parameters {
 }
 
 /// What the intervals allow to say.
-fn conclude(start: &Start, learner: Difference, champion: Difference) -> &'static str {
+pub fn conclude(start: &Start, learner: Difference, champion: Difference) -> &'static str {
     match (start.success, learner.success, champion.success) {
         (None, ..) => "No claim: it is not known how many sessions the base solves",
         (Some(start), ..) if start.mean < *START_SHARES.start() => {
@@ -89,10 +68,6 @@ fn conclude(start: &Start, learner: Difference, champion: Difference) -> &'stati
 }
 
 impl SessionReport {
-    pub fn conclude(&mut self) {
-        self.conclusion = conclude(&self.start, self.whole.learner, self.whole.champion);
-    }
-
     /// Ends with a newline.
     pub fn table(&self) -> String {
         let mut text = String::new();
@@ -129,7 +104,7 @@ impl SessionReport {
                 )?;
             }
         }
-        let (episodes, waits) = (&self.episodes, &self.feedback_to_serving_seconds);
+        let episodes = &self.episodes;
         writeln!(
             out,
             "sessions in the tables: {} of {} turns; {} closed as a whole, {} censored; {} trained on, {} of them whole, \
@@ -144,27 +119,16 @@ impl SessionReport {
             episodes.turns_trained,
             episodes.turns_stale,
         )?;
-        writeln!(
-            out,
-            "feedback to serving: p50 {} s, p95 {} s (n {}); {} steps",
-            decimal(waits.p50, 1),
-            decimal(waits.p95, 1),
-            waits.served,
-            self.steps,
-        )?;
-        writeln!(out, "{}", self.ledger)?;
-        for alarm in &self.alarms {
-            writeln!(out, "{alarm}")?;
-        }
-        if self.counts.shed + self.counts.failed > 0 {
-            let counts = &self.counts;
+        writeln!(out, "{}", self.facts)?;
+        if self.facts.counts.shed + self.facts.counts.failed > 0 {
+            let counts = &self.facts.counts;
             writeln!(
                 out,
                 "of {} sessions, {} were shed and {} failed",
                 counts.due, counts.shed, counts.failed
             )?;
         }
-        if !self.settled {
+        if !self.facts.settled {
             writeln!(
                 out,
                 "some generations had no final disposition when the figures were taken"

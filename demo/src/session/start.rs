@@ -1,18 +1,14 @@
 //! How many sessions a policy completes as it is, measured in this process without the stack.
 
-use std::num::NonZero;
-
-use anyhow::anyhow;
 use artifact::checkpoint::Checkpoint;
 use report::{Clusters, Interval};
 use serde::Serialize;
 
 use super::task::{Attempt, CONTEXT_CHARS_MAX, TURNS_MAX, Task};
 use crate::{
-    client::SHORTENINGS_MAX,
     random::Draws,
     stats::Judgment,
-    suggester::{Method, Suggester},
+    suggester::{Method, Suggester, on_all_cores},
 };
 
 /// How well a policy does at sessions.
@@ -35,17 +31,8 @@ pub fn measure(
     temperature: f32,
     seed: u64,
 ) -> anyhow::Result<Start> {
-    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let numbered: Vec<(u64, &(usize, Task))> = (0..).zip(sessions).collect();
-    let mut played = std::thread::scope(|scope| {
-        let parts = numbered.chunks(sessions.len().div_ceil(workers).max(1));
-        let handles: Vec<_> = parts
-            .map(|part| scope.spawn(move || play(checkpoint, part, temperature, seed)))
-            .collect();
-        let played = handles
-            .into_iter()
-            .map(|handle| handle.join().map_err(|_| anyhow!("a worker panicked"))?);
-        Ok::<_, anyhow::Error>(played.collect::<anyhow::Result<Vec<_>>>()?.concat())
+    let mut played = on_all_cores(checkpoint, sessions, |suggester, part| {
+        play(suggester, part, temperature, seed)
     })?;
     played.retain(|session| session.fits);
     let mut start = Start {
@@ -78,12 +65,11 @@ struct Played {
 }
 
 fn play(
-    checkpoint: &Checkpoint,
+    suggester: &mut Suggester,
     sessions: &[(u64, &(usize, Task))],
     temperature: f32,
     seed: u64,
 ) -> anyhow::Result<Vec<Played>> {
-    let mut suggester = Suggester::new(checkpoint)?;
     let mut played: Vec<Played> = sessions
         .iter()
         .map(|(_, (user, _))| Played {
@@ -99,19 +85,13 @@ fn play(
             if session.solved || !session.fits {
                 continue;
             }
-            let Some(ids) = prompt(&suggester, task, &session.attempts)? else {
+            let prompt = |chars| task.prompt(chars, &session.attempts);
+            let Some(ids) = suggester.fitting(CONTEXT_CHARS_MAX, prompt)? else {
                 session.fits = false;
                 continue;
             };
             let seed = Draws::new("springtide demo session start 1", &[seed, *nth, turn as u64]).seed();
-            prompts.push((
-                ids,
-                [Method::Sampled {
-                    temperature,
-                    seed,
-                    suppressed: false,
-                }],
-            ));
+            prompts.push((ids, [Method::sampled(temperature, seed)]));
             asking.push((task, session));
         }
         let drafts = suggester.suggest(&prompts)?;
@@ -123,16 +103,4 @@ fn play(
         }
     }
     Ok(played)
-}
-
-fn prompt(suggester: &Suggester, task: &Task, attempts: &[Attempt]) -> anyhow::Result<Option<Vec<u32>>> {
-    let mut chars = CONTEXT_CHARS_MAX;
-    for _ in 0..=SHORTENINGS_MAX {
-        let ids = suggester.encode(&task.prompt(chars, attempts))?;
-        if ids.len() <= suggester.prompt_tokens_max() {
-            return Ok(Some(ids));
-        }
-        chars = chars * 3 / 4;
-    }
-    Ok(None)
 }

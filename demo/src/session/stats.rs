@@ -4,10 +4,7 @@
 //! the trainer would see, so it is over the sessions whose users give a verdict. Both are clustered
 //! by user.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use report::{Clusters, Interval, number::percent};
 use serde::Serialize;
@@ -17,7 +14,7 @@ use super::task::{Answer, TURNS_MAX};
 use crate::{
     client::Suggestion,
     progress::Progress,
-    stats::{FOLLOWING, FROZEN, Judgment, LEARNING},
+    stats::{FOLLOWING, FROZEN, Judgment, LEARNING, unit},
     terminal::{clock, problems},
 };
 
@@ -34,11 +31,10 @@ pub struct Session {
     pub declined: usize,
     /// The user's text was reached, in the last turn.
     pub solved: bool,
-    pub generations: Vec<Uuid>,
-    pub versions: BTreeSet<i64>,
+    /// The generation of each turn, and how long it took.
+    pub answers: Vec<(Uuid, Duration)>,
     /// Arms of later turns differ: weights or salt were changed meanwhile.
     pub changed_arm: bool,
-    pub latencies: Vec<Duration>,
 }
 
 impl Session {
@@ -51,10 +47,8 @@ impl Session {
             turns: 0,
             declined: 0,
             solved: false,
-            generations: Vec::new(),
-            versions: BTreeSet::new(),
+            answers: Vec::new(),
             changed_arm: false,
-            latencies: Vec::new(),
         }
     }
 
@@ -62,10 +56,8 @@ impl Session {
         self.turns += 1;
         self.declined += usize::from(judgment == Judgment::Declined);
         self.solved = judgment == Judgment::Right;
-        self.generations.push(suggestion.generation_id);
-        self.versions.insert(suggestion.version);
+        self.answers.push((suggestion.generation_id, latency));
         self.changed_arm |= self.arm != suggestion.arm;
-        self.latencies.push(latency);
     }
 }
 
@@ -93,10 +85,6 @@ impl Measure {
             }),
         }
     }
-}
-
-fn unit(yes: bool) -> f64 {
-    f64::from(u8::from(yes))
 }
 
 fn clusters<'a>(sessions: impl Iterator<Item = &'a Session>, measure: Measure) -> Clusters<usize> {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Principal;
@@ -25,30 +24,21 @@ const ENTRIES_MIN: usize = 1024;
 /// How often the log says that a key or a tenant is at its limit.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// `[auth.limits]` of the configuration file: what each process takes of the callers that have keys.
-/// What exceeds it gets 429.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LimitOptions {
-    /// Requests per second of a key that has no limit of its own; 0: no limit. Default: 1000.
-    pub key_requests_per_second: u32,
-    /// Requests of one key that may be open at a time, from their header to the end of the answer;
-    /// 0: no limit. Default: 512.
-    pub key_open_requests_max: u32,
-    /// Requests per second of all keys of a tenant together; 0: no limit. Default: 0.
-    pub tenant_requests_per_second: u32,
-    /// After a pause, the requests of this many seconds may come at once. Default: 5.
-    pub burst_seconds: u32,
-}
-
-impl Default for LimitOptions {
-    fn default() -> Self {
-        Self {
-            key_requests_per_second: 1000,
-            key_open_requests_max: 512,
-            tenant_requests_per_second: 0,
-            burst_seconds: 5,
-        }
+crate::options! {
+    /// `[auth.limits]` of the configuration file: what each process takes of the callers that have keys.
+    /// What exceeds it gets 429.
+    #[derive(Copy, Eq)]
+    pub struct LimitOptions {
+        /// Requests per second of a key that has no limit of its own (`springtide key limit`); 0: no
+        /// limit. A batch of events is one request.
+        pub key_requests_per_second: u32 = 1000 => 0..=REQUESTS_PER_SECOND_MAX,
+        /// Requests of one key that may be open at a time, from their header to the end of the
+        /// answer; 0: no limit.
+        pub key_open_requests_max: u32 = 512,
+        /// Requests per second of all keys of a tenant together; 0: no limit.
+        pub tenant_requests_per_second: u32 = 0 => 0..=REQUESTS_PER_SECOND_MAX,
+        /// After a pause, the requests of this many seconds may come at once.
+        pub burst_seconds: u32 = 5 => 1..=3600,
     }
 }
 
@@ -66,17 +56,7 @@ impl LimitOptions {
     /// Refuses values that are out of range or contradict each other.
     pub fn check(&self) -> anyhow::Result<()> {
         let (key, tenant) = (self.key_requests_per_second, self.tenant_requests_per_second);
-        for (field, rate) in [("key", key), ("tenant", tenant)] {
-            ensure!(
-                rate <= REQUESTS_PER_SECOND_MAX,
-                "auth.limits.{field}_requests_per_second is {rate}: give at most {REQUESTS_PER_SECOND_MAX}"
-            );
-        }
-        ensure!(
-            (1..=3600).contains(&self.burst_seconds),
-            "auth.limits.burst_seconds is {}: give 1 to 3600",
-            self.burst_seconds
-        );
+        self.check_ranges("auth.limits")?;
         ensure!(
             tenant == 0 || tenant >= key,
             "auth.limits.tenant_requests_per_second is {tenant}, and a single key may use {key}: give the tenant at least \

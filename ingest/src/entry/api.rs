@@ -83,8 +83,6 @@ pub(crate) struct Api {
     intake: Intake,
     /// Events per request.
     events_max: usize,
-    /// Events per request that may wait for acknowledgement at once.
-    sends_max: usize,
     /// Dry runs read the database beside the sink, the closer and the look-up of keys.
     dryruns: Arc<Semaphore>,
     /// Lets pages of other origins send feedback.
@@ -115,7 +113,6 @@ impl Api {
             circuit: Arc::new(Circuit::new(options.log_failures_max, probe_interval)),
             intake: Intake::new(options),
             events_max: options.request_events_max,
-            sends_max: options.request_sends_max,
             dryruns: Arc::new(Semaphore::new(DRYRUNS_AT_ONCE)),
             cors: options.cors().ok().flatten(),
         }

@@ -6,14 +6,14 @@
 use super::decide::ReleaseState;
 use super::decide::arms::{self, ExperimentRequest, RequestError, Source};
 use super::http::check_loadable;
-use super::{ReleaseService, audited, tables};
+use super::{ArmOptions, ReleaseService, audited, tables};
 use axum::extract::State;
 use edge::Problem;
 use edge::auth::{Principal, Scope};
 use edge::database::unavailable;
 use edge::json::Json;
 use edge::routes::{Routes, get, put};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -28,42 +28,54 @@ pub fn routes() -> Routes<ReleaseService> {
 }
 
 /// The experiment in force.
-#[derive(Debug, Serialize)]
-struct ExperimentView {
-    policy: String,
-    id: Uuid,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ExperimentView {
+    pub policy: String,
+    pub id: Uuid,
     /// The first assignment that divides users by it.
-    epoch: i64,
+    pub epoch: i64,
     /// Another salt draws every user's arm anew. Empty: none.
-    salt: String,
-    arms: Vec<ArmView>,
+    pub salt: String,
+    pub arms: Vec<ArmView>,
     /// `configuration`: a changed configuration replaces it. `request`: only a request does.
-    source: Source,
-    actor: String,
-    reason: String,
+    pub source: Source,
+    pub actor: String,
+    pub reason: String,
     #[serde(with = "time::serde::rfc3339")]
-    since: OffsetDateTime,
+    pub since: OffsetDateTime,
     /// The alias that the realtime run learns from.
-    learning_alias: &'static str,
+    pub learning_alias: String,
     /// `champion` moves to the version of `learner` when it is this many versions behind.
-    champion_every: u32,
+    pub champion_every: u32,
     /// What a person should know about these arms.
-    warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct ArmView {
-    alias: String,
-    weight: f64,
-    explore: f64,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ArmView {
+    pub alias: String,
+    pub weight: f64,
+    pub explore: f64,
     /// Highest temperature of users' requests. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    temperature_max: Option<f64>,
+    pub temperature_max: Option<f64>,
     /// Lowest probability of a text that users are shown. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    probability_min: Option<f64>,
+    pub probability_min: Option<f64>,
     /// The version that it serves. Null: none, so its users are divided among the other arms.
-    version: Option<i64>,
+    pub version: Option<i64>,
+}
+
+impl From<ArmView> for ArmOptions {
+    fn from(arm: ArmView) -> Self {
+        Self {
+            alias: arm.alias,
+            weight: arm.weight,
+            explore: arm.explore,
+            temperature_max: arm.temperature_max,
+            probability_min: arm.probability_min,
+        }
+    }
 }
 
 impl ExperimentView {
@@ -90,7 +102,7 @@ impl ExperimentView {
             actor: experiment.actor,
             reason: experiment.reason,
             since: experiment.created_at,
-            learning_alias: inner.learning.alias.name(),
+            learning_alias: inner.learning.alias.name().to_owned(),
             champion_every: inner.options.champion_every,
             warnings,
         })

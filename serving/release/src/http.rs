@@ -41,25 +41,25 @@ pub fn routes(service: ReleaseService) -> Routes {
         .with_state(service)
 }
 
-#[derive(Debug, Serialize)]
-struct Aliases {
-    policy: String,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Aliases {
+    pub policy: String,
     /// The newest assignment.
-    epoch: i64,
-    aliases: Vec<AliasView>,
+    pub epoch: i64,
+    pub aliases: Vec<AliasView>,
 }
 
-#[derive(Debug, Serialize)]
-struct AliasView {
-    alias: String,
-    version: i64,
-    root: Option<String>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AliasView {
+    pub alias: String,
+    pub version: i64,
+    pub root: Option<String>,
     /// The line whose head it follows; null: pinned.
-    follows: Option<String>,
-    branch: i32,
-    epoch: i64,
+    pub follows: Option<String>,
+    pub branch: i32,
+    pub epoch: i64,
     #[serde(with = "time::serde::rfc3339")]
-    since: OffsetDateTime,
+    pub since: OffsetDateTime,
 }
 
 async fn aliases(State(service): State<ReleaseService>) -> Result<Json<Aliases>, Problem> {
@@ -110,24 +110,24 @@ struct ReleaseQuery {
     limit: Option<i64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Releases {
-    releases: Vec<ReleaseView>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Releases {
+    pub releases: Vec<ReleaseView>,
 }
 
-#[derive(Debug, Serialize)]
-struct ReleaseView {
-    id: Uuid,
-    alias: String,
-    from_version: Option<i64>,
-    to_version: i64,
-    kind: String,
-    status: String,
-    epoch: Option<i64>,
-    actor: String,
-    reason: String,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReleaseView {
+    pub id: Uuid,
+    pub alias: String,
+    pub from_version: Option<i64>,
+    pub to_version: i64,
+    pub kind: String,
+    pub status: String,
+    pub epoch: Option<i64>,
+    pub actor: String,
+    pub reason: String,
     #[serde(with = "time::serde::rfc3339")]
-    created_at: OffsetDateTime,
+    pub created_at: OffsetDateTime,
 }
 
 async fn releases(
@@ -153,27 +153,27 @@ async fn releases(
     Ok(Json(Releases { releases }))
 }
 
-#[derive(Debug, Serialize)]
-struct Released {
-    release_id: Uuid,
-    epoch: i64,
-    alias: String,
-    from_version: Option<i64>,
-    to_version: i64,
-    kind: &'static str,
-    status: &'static str,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Released {
+    pub release_id: Uuid,
+    pub epoch: i64,
+    pub alias: String,
+    pub from_version: Option<i64>,
+    pub to_version: i64,
+    pub kind: String,
+    pub status: String,
     /// The line whose head it follows from now on; null: pinned.
-    follows: Option<String>,
+    pub follows: Option<String>,
     /// `learner`, if a move of `champion` moved it too.
-    also: Vec<Moved>,
+    pub also: Vec<Moved>,
 }
 
-#[derive(Debug, Serialize)]
-struct Moved {
-    alias: String,
-    from_version: Option<i64>,
-    to_version: i64,
-    follows: Option<String>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Moved {
+    pub alias: String,
+    pub from_version: Option<i64>,
+    pub to_version: i64,
+    pub follows: Option<String>,
 }
 
 impl From<Change> for Moved {
@@ -266,35 +266,24 @@ async fn request_release(
     let (epoch, releases) = tables::write(&mut transaction, policy, 0, kind, actor, &changes)
         .await
         .map_err(unavailable)?;
-    if let (Kind::Rollback, CHAMPION, Some(from)) = (request.kind, &*change.alias, change.from)
-        && from != change.to
-    {
-        let bad = judgment::New {
-            version: from,
-            verdict: Verdict::Bad,
+    let verdict = match (request.kind, &*change.alias, change.from) {
+        (Kind::Rollback, CHAMPION, Some(from)) if from != change.to => Some((from, Verdict::Bad)),
+        (Kind::Promote, CHAMPION, _) => {
+            let bad = judgment::bad_ancestor(&mut transaction, policy, change.to).await;
+            // else champion would follow to nothing that is trained on top of it
+            bad.map_err(unavailable)?.map(|_| (change.to, Verdict::Good))
+        }
+        _ => None,
+    };
+    if let Some((version, verdict)) = verdict {
+        let new = judgment::New {
+            version,
+            verdict,
             canary: None,
             actor,
             reason: &request.reason,
         };
-        judgment::write(&mut transaction, policy, bad)
-            .await
-            .map_err(unavailable)?;
-    }
-    if (request.kind, &*change.alias) == (Kind::Promote, CHAMPION)
-        && judgment::bad_ancestor(&mut transaction, policy, change.to)
-            .await
-            .map_err(unavailable)?
-            .is_some()
-    {
-        // else champion would follow to nothing that is trained on top of it
-        let good = judgment::New {
-            version: change.to,
-            verdict: Verdict::Good,
-            canary: None,
-            actor,
-            reason: &request.reason,
-        };
-        judgment::write(&mut transaction, policy, good)
+        judgment::write(&mut transaction, policy, new)
             .await
             .map_err(unavailable)?;
     }
@@ -323,8 +312,8 @@ async fn request_release(
         alias: change.alias.clone(),
         from_version: change.from,
         to_version: change.to,
-        kind,
-        status: "done",
+        kind: kind.to_owned(),
+        status: "done".to_owned(),
         follows: change.follows.clone(),
         also: also.iter().cloned().map(Moved::from).collect(),
     };

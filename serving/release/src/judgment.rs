@@ -70,7 +70,7 @@ pub struct New<'a> {
     pub reason: &'a str,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judgment {
     pub version: i64,
     /// `good` or `bad`.
@@ -275,15 +275,15 @@ struct Request {
     reason: String,
 }
 
-#[derive(Debug, Serialize)]
-struct Judgments {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Judgments {
     /// Null: no version was judged good yet, or all of them bad since.
-    last_known_good: Option<Judgment>,
+    pub last_known_good: Option<Judgment>,
     /// The bad version that `champion` is or was trained on top of. Null: none is known.
-    champion_bad: Option<Judgment>,
+    pub champion_bad: Option<Judgment>,
     /// Likewise of `learner`.
-    learner_bad: Option<Judgment>,
-    judgments: Vec<Judgment>,
+    pub learner_bad: Option<Judgment>,
+    pub judgments: Vec<Judgment>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -18,6 +18,15 @@ mod publish;
 mod tables;
 mod webhook;
 
+/// What the HTTP API answers, for its clients.
+pub mod answers {
+    pub use crate::canary::State as CanaryState;
+    pub use crate::canary::http::{Canaries, CanaryView, FullCanary, TransitionView};
+    pub use crate::experiment::{ArmView, ExperimentView};
+    pub use crate::http::{AliasView, Aliases, Moved, ReleaseView, Released, Releases};
+    pub use crate::judgment::{Judgment, Judgments};
+}
+
 pub use artifact::assignment::{CANARY, CHAMPION, LEARNER};
 pub use canary::Evaluator;
 pub use http::routes;

@@ -11,33 +11,34 @@ use std::time::Duration;
 /// Largest `champion_every`. Each look at the heads walks so many versions.
 const CHAMPION_EVERY_MAX: u32 = 1000;
 
-/// Options of the release loop, which runs in the control role.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// The arms of the experiment until a request sets others, as in `[[release.arm]] alias =
-    /// "champion" weight = 0.5`. Default: learner 0.3, champion 0.5, base 0.2.
-    #[serde(rename = "arm")]
-    pub arms: Vec<ArmOptions>,
-    /// `champion` moves to the version of `learner` when it is this many versions behind, 1 to 1000.
-    /// Default: 1, so it moves with every new version.
-    pub champion_every: u32,
-    /// What moves `champion` by itself. Default: `follow`.
-    pub champion: ChampionBy,
-    /// What becomes of `learner` when a canary does harm that it was trained on top of. Default:
-    /// `rebase`.
-    pub after_harm: AfterHarm,
-    /// Hours in which no canary begins or goes a step further by itself, such as `22:00-06:00
-    /// Europe/Berlin`. Harm is looked for all the time, and people may decide. Default: none.
-    pub freeze: Vec<Window>,
-    /// When versions of `learner` are proposed as canaries. Default: never.
-    pub propose: Option<Cadence>,
-    /// Who is told of decisions. Default: nobody.
-    pub webhook: Vec<webhook::Options>,
-    /// How often lines and runs are polled, milliseconds. Default: 250.
-    pub poll_interval_ms: u64,
-    /// How a canary goes on whose proposal does not say it.
-    pub canary: Strategy,
+edge::options! {
+    /// Options of the release loop, which runs in the control role.
+    pub struct Options {
+        /// The arms of the experiment until a request sets others, as in `[[release.arm]] alias =
+        /// "champion" weight = 0.5`. Default: learner 0.3, champion 0.5, base 0.2.
+        #[serde(rename = "arm")]
+        pub arms: Vec<ArmOptions> = vec![arm(LEARNER, 0.3, 0.02), arm(CHAMPION, 0.5, 0.0), arm(BASE, 0.2, 0.0)],
+        /// `champion` moves to the version of `learner` when it is this many versions behind, 1 to 1000.
+        /// Default: 1, so it moves with every new version.
+        pub champion_every: u32 = 1 => 1..=CHAMPION_EVERY_MAX,
+        /// What moves champion by itself: `follow` (learner), or `canary` (canaries alone, by
+        /// evidence).
+        pub champion: ChampionBy,
+        /// What becomes of learner when a canary did harm that it was trained on top of: `rebase`
+        /// (it continues from champion), `pause`, or `continue`.
+        pub after_harm: AfterHarm,
+        /// Hours in which no canary begins or goes a step further by itself. Harm is looked for all
+        /// the time, and people may decide.
+        pub freeze: Vec<Window> = Vec::new(),
+        /// When versions of `learner` are proposed as canaries.
+        pub propose: Option<Cadence> = None,
+        /// Who is told of decisions.
+        pub webhook: Vec<webhook::Options> = Vec::new(),
+        /// How often lines and runs are polled, milliseconds. Moved lines are seen at once.
+        pub poll_interval_ms: u64 = 250 => 1..,
+        /// How a canary goes on whose proposal does not say it.
+        pub canary: Strategy,
+    }
 }
 
 /// What moves `champion` by itself.
@@ -64,26 +65,17 @@ pub enum AfterHarm {
     Continue,
 }
 
-/// When the version of `learner` is proposed as a canary: as soon as all of it holds and no canary is
-/// under way.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cadence {
-    /// So long after the canary before it ended. Default: an hour.
-    pub every: Span,
-    /// It is this many versions further than the one proposed before, and than `champion`. Default: 1.
-    pub versions: u32,
-    /// These versions were trained on so many trajectories. Default: 0.
-    pub trajectories: u64,
-}
-
-impl Default for Cadence {
-    fn default() -> Self {
-        Cadence {
-            every: Span(Duration::from_secs(3600)),
-            versions: 1,
-            trajectories: 0,
-        }
+edge::options! {
+    /// When the version of `learner` is proposed as a canary: as soon as all of it holds and no canary is
+    /// under way.
+    #[derive(Copy)]
+    pub struct Cadence {
+        /// So long after the canary before it ended.
+        pub every: Span = Span(Duration::from_secs(3600)),
+        /// It is this many versions further than the one proposed before, and than `champion`.
+        pub versions: u32 = 1 => 1..,
+        /// These versions were trained on so many trajectories.
+        pub trajectories: u64 = 0,
     }
 }
 
@@ -168,22 +160,6 @@ fn arm(alias: &str, weight: f64, explore: f64) -> ArmOptions {
     }
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            arms: vec![arm(LEARNER, 0.3, 0.02), arm(CHAMPION, 0.5, 0.0), arm(BASE, 0.2, 0.0)],
-            champion_every: 1,
-            champion: ChampionBy::default(),
-            after_harm: AfterHarm::default(),
-            freeze: Vec::new(),
-            propose: None,
-            webhook: Vec::new(),
-            poll_interval_ms: 250,
-            canary: Strategy::default(),
-        }
-    }
-}
-
 impl Options {
     /// The default arms where the realtime run learns from `champion`.
     pub fn arms_without_learner() -> Vec<ArmOptions> {
@@ -193,16 +169,9 @@ impl Options {
     /// Checks all values. The error names the first invalid one.
     pub fn check(&self) -> anyhow::Result<()> {
         check_arms("release.arm", &self.arms)?;
-        ensure!(
-            (1..=CHAMPION_EVERY_MAX).contains(&self.champion_every),
-            "release.champion_every is {}: give 1 to {CHAMPION_EVERY_MAX}",
-            self.champion_every
-        );
+        self.check_ranges("release")?;
         if let Some(cadence) = &self.propose {
-            ensure!(
-                cadence.versions > 0,
-                "release.propose.versions is 0: give 1 or more, or leave [release.propose] out"
-            );
+            cadence.check_ranges("release.propose")?;
             ensure!(
                 self.champion == ChampionBy::Canary,
                 "[release.propose] is set, but release.champion is \"follow\": set it to \"canary\", so that champion stays where \
@@ -210,7 +179,6 @@ impl Options {
             );
         }
         webhook::check(&self.webhook)?;
-        ensure!(self.poll_interval_ms > 0, "release.poll_interval_ms must be at least 1");
         if let Err(error) = self.canary.check() {
             bail!("release.canary.{error}");
         }

@@ -360,12 +360,12 @@ impl Loader {
         checkpoint: &Arc<Checkpoint>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
         let started = Instant::now();
-        let text = self.text_of(checkpoint);
-        match &mut self.host {
+        let text = self.text_of(checkpoint).await?;
+        let shape = match &mut self.host {
             Host::Own { engine, staging } => {
-                let (backend, text) = stage(checkpoint.clone(), staging.clone(), text)
-                    .await
-                    .context("stage")?;
+                let (checkpoint, staging) = (checkpoint.clone(), staging.clone());
+                let staged = tokio::task::spawn_blocking(move || ExactBackend::stage(&checkpoint, &staging));
+                let backend = staged.await.context("the staging thread")?.context("stage")?;
                 let stage = started.elapsed();
                 let shape = Shape {
                     context: backend.context(),
@@ -383,28 +383,16 @@ impl Loader {
                     }
                 });
                 let pause = installation.pause;
-                Ok((version, Hosted { stage, pause }))
+                return Ok((version, Hosted { stage, pause }));
             }
             Host::Remote { updater } => {
                 let (vocab, context) = declared(checkpoint)?;
-                let shape = Shape {
+                Shape {
                     context: updater.context().await?.min(context),
                     vocab,
                     // engines elsewhere do not report them
                     experts: None,
-                };
-                let text = match text {
-                    Some(text) => text,
-                    None => {
-                        let checkpoint = checkpoint.clone();
-                        let read = tokio::task::spawn_blocking(move || read_text(&checkpoint));
-                        read.await.context("the reading thread")??
-                    }
-                };
-                let version = Arc::new(loaded_version(target, line, shape, text));
-                let stage = started.elapsed();
-                let pause = Duration::ZERO;
-                Ok((version, Hosted { stage, pause }))
+                }
             }
             Host::Folders(folders) => {
                 let version = folders::Version {
@@ -420,29 +408,33 @@ impl Loader {
                 });
                 folders.put_in_force(&version, before.as_ref()).await?;
                 // whoever reads the folder computes with it
-                let shape = Shape {
+                Shape {
                     context: 0,
                     vocab: 0,
                     experts: None,
-                };
-                let templates = Templates::from_checkpoint(checkpoint).map(Arc::new).map_err(Arc::new);
-                let version = loaded_version(target, line, shape, (None, templates));
-                let stage = started.elapsed();
-                let pause = Duration::ZERO;
-                Ok((Arc::new(version), Hosted { stage, pause }))
+                }
             }
-        }
+        };
+        let hosted = Hosted {
+            stage: started.elapsed(),
+            pause: Duration::ZERO,
+        };
+        Ok((Arc::new(loaded_version(target, line, shape, text)), hosted))
     }
 
     /// Reuses the parts of a loaded version with identical files. All versions of a line usually
-    /// have the same files.
-    fn text_of(&self, checkpoint: &Checkpoint) -> Option<TextParts> {
+    /// have the same files. Whoever reads folders tokenizes by itself.
+    async fn text_of(&self, checkpoint: &Arc<Checkpoint>) -> anyhow::Result<TextParts> {
         let same = self
             .loaded
             .values()
             .filter(|one| one.checkpoint.files == checkpoint.files);
-        let version = same.filter_map(|loaded| loaded.version.upgrade()).next()?;
-        Some((version.tokenizer.clone(), version.templates.clone()))
+        if let Some(version) = same.filter_map(|loaded| loaded.version.upgrade()).next() {
+            return Ok((version.tokenizer.clone(), version.templates.clone()));
+        }
+        let (checkpoint, tokenizes) = (checkpoint.clone(), !matches!(self.host, Host::Folders(_)));
+        let read = tokio::task::spawn_blocking(move || read_text(&checkpoint, tokenizes));
+        read.await.context("the reading thread")?
     }
 
     /// Keeps at most `bytes` of the memory of retired versions.
@@ -515,29 +507,15 @@ fn loaded_version(target: Target, line: String, shape: Shape, (tokenizer, templa
     }
 }
 
-async fn stage(
-    checkpoint: Arc<Checkpoint>,
-    staging: Arc<Staging>,
-    text: Option<TextParts>,
-) -> anyhow::Result<(ExactBackend, TextParts)> {
-    tokio::task::spawn_blocking(move || {
-        let text = match text {
-            Some(text) => text,
-            None => read_text(&checkpoint)?,
-        };
-        Ok((ExactBackend::stage(&checkpoint, &staging)?, text))
-    })
-    .await
-    .context("the staging thread")?
-}
-
-fn read_text(checkpoint: &Checkpoint) -> anyhow::Result<TextParts> {
-    let tokenizer = match checkpoint.files.contains_key("tokenizer.json") {
+fn read_text(checkpoint: &Checkpoint, tokenizes: bool) -> anyhow::Result<TextParts> {
+    let tokenizer = match tokenizes && checkpoint.files.contains_key("tokenizer.json") {
         true => Some(Tokenizer::from_checkpoint(checkpoint).context("read the tokenizer")?),
         false => None,
     };
-    let templates = Templates::from_checkpoint(checkpoint)
-        .inspect_err(|error| tracing::warn!(%error, "chat templates not read: chat requests are refused"));
+    let templates = Templates::from_checkpoint(checkpoint);
+    if let (Err(error), true) = (&templates, tokenizes) {
+        tracing::warn!(%error, "chat templates not read: chat requests are refused");
+    }
     Ok((tokenizer, templates.map(Arc::new).map_err(Arc::new)))
 }
 

@@ -1,6 +1,7 @@
 //! Configuration of engines that run elsewhere: `[serve.remote]`.
 
 use anyhow::ensure;
+use edge::options::above;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,113 +17,100 @@ pub enum InFlight {
     Cross,
 }
 
-/// Engines that answer instead of our own. Without any, our own engine answers.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// vLLM servers with our weight-transfer backend. Each holds one version at a time.
-    pub vllm: Vec<Server>,
-    /// SGLang servers with our loader. Each holds one version at a time.
-    pub sglang: Vec<Server>,
-    /// Other servers with OpenAI's API, which take no weights from us.
-    pub openai: Vec<OpenAiServer>,
-    /// Sequences that one engine samples together. Default: the fewest that an engine says, or 256.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<usize>,
-    /// Folder for weights that an engine reads, best in memory. Engines must see the same files. Its
-    /// group may read them; one that somebody else may write to is refused.
-    pub patch_dir: PathBuf,
-    /// What an update does with the requests that run on an engine.
-    pub in_flight: InFlight,
-    /// Largest difference between a log-probability that an engine serves and that of our exact model,
-    /// in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
-    pub probe_error_max: f32,
-    /// Memory for the exact model of one version, and for reading its weights, in bytes.
-    pub probe_bytes_max: u64,
-    /// A version whose exact model needs more goes unproved, if this is set: its publisher states that the
-    /// engines' log-probabilities are within so many nats of the exact ones. Nothing checks that here. Without
-    /// it, such a version gets no traffic.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unproved_error_max: Option<f32>,
-    /// How long running requests may take to finish before an engine changes its version, in
-    /// milliseconds. Then they are cut off.
-    pub drain_ms_max: u64,
-    /// Longest wait for an engine's answer to a command and between two tokens, in milliseconds.
-    pub timeout_ms: u64,
-    /// Longest wait for the first token, in milliseconds: reading a long prompt on a busy engine takes long.
-    pub first_token_ms: u64,
-    /// Whether an engine gets the seeds of requests. vLLM on the CPU dies of one when a prompt is read
-    /// in parts.
-    pub send_seeds: bool,
-    /// How long an engine beside others of its version takes to get its full share of requests after
-    /// its probe, in milliseconds: its caches are cold. 0: it gets it at once.
-    pub slow_start_ms: u64,
-    /// How many more requests than the least busy engine of its version one may run and still get the
-    /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
-    pub affinity_slack: usize,
-    /// Whether the engine's callers send it text, which it reads with the tokenizer that it was started with.
-    #[serde(skip)]
-    pub reads_text: bool,
-}
-
-/// Addresses of one engine.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Server {
-    /// `http://HOST:PORT`, or `unix:/PATH` of a socket on this machine.
-    pub url: String,
-    /// Where it takes new weights, if not at `url`. Only this role should reach it.
-    pub control_url: Option<String>,
-    /// False: somebody else changes its weights, as `springtide follow` does that stands in front of
-    /// it. It serves the version that it names, after a probe.
-    pub control: bool,
-    /// Sent as a bearer token. Never printed.
-    #[serde(skip_serializing)]
-    pub api_key: Option<String>,
-    /// How many requests it gets beside others of its version: twice the weight, twice as many.
-    pub weight: f64,
-}
-
-/// A server with OpenAI's `POST /v1/completions` that takes no weights from us.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OpenAiServer {
-    /// `http://HOST:PORT`, without `/v1`.
-    pub url: String,
-    /// Sent as a bearer token. Never printed.
-    #[serde(skip_serializing)]
-    pub api_key: Option<String>,
-    /// The model's name there, if the server needs one.
-    pub model: Option<String>,
-    /// Only for a server that returns no token ids: the alias that it answers for. Whether it holds that
-    /// alias' version is not checked, and its answers are never trained on. Without: the server takes and
-    /// returns token ids, and a probe tells which version it holds.
-    pub alias: Option<String>,
-    /// As of other servers.
-    pub weight: f64,
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        Server {
-            url: String::new(),
-            control_url: None,
-            control: true,
-            api_key: None,
-            weight: 1.0,
-        }
+edge::options! {
+    /// Engines that answer instead of our own. Without any, our own engine answers.
+    pub struct Options {
+        /// vLLM servers with our weight-transfer backend; each holds one version: [{ url =
+        /// "http://10.0.0.8:8100", control_url = "…", api_key = "…", weight = 1 }]. url: http://,
+        /// https:// or unix:/PATH. control_url: where it takes weights, if not at url. control =
+        /// false: a `springtide follow` in front of it changes its weights. api_key: sent as a
+        /// bearer token.
+        pub vllm: Vec<Server> = Vec::new(),
+        /// SGLang servers with the loader of our wheel; the same fields.
+        pub sglang: Vec<Server> = Vec::new(),
+        /// Servers with OpenAI's /v1/completions, which take no weights from us: [{ url = "…",
+        /// api_key = "…", model = "…", alias = "…", weight = 1 }]. model: its name there. alias:
+        /// only for one that returns no token ids, the alias that it answers for; it is never
+        /// trained on.
+        pub openai: Vec<OpenAiServer> = Vec::new(),
+        /// Sequences that one engine samples together. Default: the fewest that an engine says, or 256.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub slots: Option<usize> = None,
+        /// Folder, best in memory, for the weights that engines read. They must see the same files.
+        /// Only this user may write to it, and its group may read it; a folder that others may write
+        /// to is refused.
+        pub patch_dir: PathBuf = PathBuf::from("/dev/shm/springtide"),
+        /// Requests that run when an engine changes its version. `drain`: they end on their version.
+        /// `cross`: they go on with the next one, and the log names the version of each token. With
+        /// control = false set what the follower has.
+        pub in_flight: InFlight = InFlight::Drain,
+        /// Largest difference between a log-probability that an engine serves and that of our exact model,
+        /// in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
+        pub probe_error_max: f32 = 1e-3 => above(0.0),
+        /// Memory for the exact model that engines are compared with, bytes: about twice a version's
+        /// weights.
+        pub probe_bytes_max: u64 = 4 << 30,
+        /// A version whose exact model needs more goes unproved, if this is set: its publisher states that the
+        /// engines' log-probabilities are within so many nats of the exact ones. Nothing checks that here. Without
+        /// it, such a version gets no traffic.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub unproved_error_max: Option<f32> = None,
+        /// How long running requests may take to finish before an engine changes its version, in
+        /// milliseconds. Then they are cut off.
+        pub drain_ms_max: u64 = 30_000,
+        /// Longest wait for an engine's answer to a command and between two tokens, in milliseconds.
+        pub timeout_ms: u64 = 60_000 => 1..,
+        /// Longest wait for the first token, in milliseconds: reading a long prompt on a busy engine takes long.
+        pub first_token_ms: u64 = 300_000 => 1..,
+        /// Whether an engine gets the seeds of requests. vLLM on the CPU dies of one when a prompt is read
+        /// in parts.
+        pub send_seeds: bool = false,
+        /// How long an engine beside others of its version takes to get its full share of requests after
+        /// its probe, in milliseconds: its caches are cold. 0: it gets it at once.
+        pub slow_start_ms: u64 = 10_000,
+        /// How many more requests than the least busy engine of its version one may run and still get the
+        /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
+        pub affinity_slack: usize = 4,
+        /// Whether the engine's callers send it text, which it reads with the tokenizer that it was started with.
+        #[serde(skip)]
+        pub reads_text: bool = false,
     }
 }
 
-impl Default for OpenAiServer {
-    fn default() -> Self {
-        OpenAiServer {
-            url: String::new(),
-            api_key: None,
-            model: None,
-            alias: None,
-            weight: 1.0,
-        }
+edge::options! {
+    /// Addresses of one engine.
+    pub struct Server {
+        /// `http://HOST:PORT`, or `unix:/PATH` of a socket on this machine.
+        pub url: String = String::new(),
+        /// Where it takes new weights, if not at `url`. Only this role should reach it.
+        pub control_url: Option<String> = None,
+        /// False: somebody else changes its weights, as `springtide follow` does that stands in front of
+        /// it. It serves the version that it names, after a probe.
+        pub control: bool = true,
+        /// Sent as a bearer token. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+        /// How many requests it gets beside others of its version: twice the weight, twice as many.
+        pub weight: f64 = 1.0,
+    }
+}
+
+edge::options! {
+    /// A server with OpenAI's `POST /v1/completions` that takes no weights from us.
+    pub struct OpenAiServer {
+        /// `http://HOST:PORT`, without `/v1`.
+        pub url: String = String::new(),
+        /// Sent as a bearer token. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+        /// The model's name there, if the server needs one.
+        pub model: Option<String> = None,
+        /// Only for a server that returns no token ids: the alias that it answers for. Whether it holds that
+        /// alias' version is not checked, and its answers are never trained on. Without: the server takes and
+        /// returns token ids, and a probe tells which version it holds.
+        pub alias: Option<String> = None,
+        /// As of other servers.
+        pub weight: f64 = 1.0,
     }
 }
 
@@ -134,29 +122,6 @@ impl Server {
     /// The socket of an engine that has no port.
     pub fn socket(&self) -> Option<&Path> {
         self.url.strip_prefix("unix:").map(Path::new)
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            vllm: Vec::new(),
-            sglang: Vec::new(),
-            openai: Vec::new(),
-            slots: None,
-            patch_dir: PathBuf::from("/dev/shm/springtide"),
-            in_flight: InFlight::Drain,
-            probe_error_max: 1e-3,
-            probe_bytes_max: 4 << 30,
-            unproved_error_max: None,
-            drain_ms_max: 30_000,
-            timeout_ms: 60_000,
-            first_token_ms: 300_000,
-            send_seeds: false,
-            slow_start_ms: 10_000,
-            affinity_slack: 4,
-            reads_text: false,
-        }
     }
 }
 
@@ -210,11 +175,7 @@ impl Options {
                 server.url
             );
         }
-        ensure!(
-            self.probe_error_max > 0.0 && self.probe_error_max.is_finite(),
-            "probe_error_max is {}; it must be a number of nats above 0",
-            self.probe_error_max
-        );
+        self.check_ranges("serve.remote")?;
         ensure!(
             self.unproved_error_max
                 .is_none_or(|error| error > 0.0 && error.is_finite()),
@@ -223,11 +184,6 @@ impl Options {
         ensure!(
             self.slots != Some(0),
             "serve.remote.slots is 0; give at least 1, or leave it out"
-        );
-        ensure!(self.timeout_ms > 0, "timeout_ms of engines is 0; it must be at least 1");
-        ensure!(
-            self.first_token_ms > 0,
-            "serve.remote.first_token_ms is 0; it must be at least 1"
         );
         Ok(())
     }

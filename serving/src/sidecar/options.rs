@@ -3,8 +3,9 @@
 use crate::remote::{self, InFlight};
 use anyhow::{Context, ensure};
 use artifact::assignment::CHAMPION;
+use edge::options::{above, above_to};
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// What a follower keeps up to date.
@@ -21,109 +22,75 @@ pub enum Engine {
     Command,
 }
 
-/// `[follow]` of the configuration file; only `springtide follow` reads it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// `vllm`, `sglang`, `folder` or `command`. `--engine` overrides it. Default: none; the command needs it.
-    pub engine: Option<Engine>,
-    /// The alias whose version is followed. Default: `champion`.
-    pub alias: String,
-    /// Address that the follower listens on: health, metrics, and for `vllm` and `sglang` the routes that
-    /// sample.
-    /// Default: `127.0.0.1:8005`.
-    pub listen: SocketAddr,
-    /// The API key that callers must send. Without it, `listen` must be a loopback address. Never
-    /// printed. Default: none.
-    #[serde(skip_serializing)]
-    pub caller_key: Option<String>,
-    /// For `vllm` and `sglang`: where the engine listens, `unix:/PATH` (its `--uds`) or `http://127.0.0.1:PORT`.
-    /// Nobody else should reach it.
-    pub engine_url: Option<String>,
-    /// Sent to the engine as a bearer token. Never printed. Default: none.
-    #[serde(skip_serializing)]
-    pub engine_api_key: Option<String>,
-    /// For them, what an update does with requests in flight. `drain`: they end on their version,
-    /// and new ones get 503 meanwhile. `cross`: they go on with the next version, and new ones wait.
-    /// Default: `drain`.
-    pub in_flight: InFlight,
-    /// As in `[serve.remote]`. Default: 30000.
-    pub drain_ms_max: u64,
-    /// As in `[serve.remote]`. Default: 0.001.
-    pub probe_error_max: f32,
-    /// As in `[serve.remote]`. Default: 60000.
-    pub timeout_ms: u64,
-    /// As in `[serve.remote]`. Default: `/dev/shm/springtide`.
-    pub patch_dir: PathBuf,
-    /// Largest body of a request that is passed on, in bytes. Default: 64 MiB.
-    pub body_bytes_max: u64,
-    /// For `vllm` and `sglang`: most requests that sample or wait to at the same time; further ones get
-    /// 503. Default: 1024.
-    pub requests_max: u32,
-    /// For `folder` and `command`: where the versions are kept. Who may read this folder may read them.
-    pub dir: Option<PathBuf>,
-    /// Versions kept in `dir`, the one in force included. Default: 2.
-    pub keep: usize,
-    /// For `command`: a command line for `/bin/sh`. `SPRINGTIDE_FOLDER`, `SPRINGTIDE_VERSION`,
-    /// `SPRINGTIDE_ROOT` and mostly `SPRINGTIDE_PATCH` are in its environment.
-    pub command: Option<String>,
-    /// After so many seconds the command is killed, and its version is not in force. Default: 600.
-    pub command_seconds_max: f64,
-    /// Longest wait before a version that failed is tried again, in milliseconds. Default: 60000.
-    pub back_off_ms_max: u64,
-    /// Name of this follower in the fleet. Default: `follower-1`.
-    pub replica: String,
-    /// Location that it shares with others. Default: `local`.
-    pub cluster: String,
-    /// API key for the control role, if it requires one. Never printed. Default: none.
-    #[serde(skip_serializing)]
-    pub api_key: Option<String>,
-    /// Folder of the trust state, such as the highest epoch that was verified. Default: `follow` in the
-    /// state folder.
-    pub state_dir: PathBuf,
-    /// Time between two polls of the store, in milliseconds. Announcements arrive sooner. Default: 250.
-    pub poll_interval_ms: u64,
-    /// How old the store's timestamp may be for a replica that has no trust state yet, in seconds. With
-    /// more than 60 it can start while `control` is away, and whoever controls the store can give it
-    /// a release that was replaced in that time. Default: 60.
-    pub first_timestamp_seconds_max: u64,
-    /// Time between two reports to the control role, in milliseconds. Default: 1000.
-    pub heartbeat_interval_ms: u64,
-    /// Threads of the exact model that an engine is compared with. Default: 1.
-    pub threads: u16,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let remote = remote::Options::default();
-        Options {
-            engine: None,
-            alias: CHAMPION.into(),
-            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8005),
-            caller_key: None,
-            engine_url: None,
-            engine_api_key: None,
-            in_flight: remote.in_flight,
-            drain_ms_max: remote.drain_ms_max,
-            probe_error_max: remote.probe_error_max,
-            timeout_ms: remote.timeout_ms,
-            patch_dir: remote.patch_dir,
-            body_bytes_max: 64 << 20,
-            requests_max: 1024,
-            dir: None,
-            keep: 2,
-            command: None,
-            command_seconds_max: 600.0,
-            back_off_ms_max: 60_000,
-            replica: "follower-1".into(),
-            cluster: "local".into(),
-            api_key: None,
-            state_dir: PathBuf::from(".springtide/follow"),
-            poll_interval_ms: 250,
-            first_timestamp_seconds_max: 60,
-            heartbeat_interval_ms: 1000,
-            threads: 1,
-        }
+edge::options! {
+    /// `[follow]` of the configuration file; only `springtide follow` reads it.
+    pub struct Options {
+        /// `vllm`, `sglang`, `folder` or `command`. `--engine` overrides it. Default: none; the command needs it.
+        pub engine: Option<Engine> = None,
+        /// The alias whose version is followed.
+        pub alias: String = CHAMPION.into(),
+        /// Address that the follower listens on: health, metrics, and for `vllm` and `sglang` the
+        /// routes that sample.
+        pub listen: SocketAddr = ([127, 0, 0, 1], 8005).into(),
+        /// The API key that callers must send. Without it, `listen` must be a loopback address.
+        /// Never printed.
+        #[serde(skip_serializing)]
+        pub caller_key: Option<String> = None,
+        /// For `vllm` and `sglang`: where the engine listens, `unix:/PATH` (its `--uds`) or `http://127.0.0.1:PORT`.
+        /// Nobody else should reach it.
+        pub engine_url: Option<String> = None,
+        /// Sent to the engine as a bearer token. Never printed.
+        #[serde(skip_serializing)]
+        pub engine_api_key: Option<String> = None,
+        /// For them, what an update does with requests in flight. `drain`: they end on their
+        /// version, and new ones get 503 meanwhile. `cross`: they go on with the next version, and
+        /// new ones wait.
+        pub in_flight: InFlight = InFlight::Drain,
+        /// As in `[serve.remote]`.
+        pub drain_ms_max: u64 = 30_000,
+        /// As in `[serve.remote]`.
+        pub probe_error_max: f32 = 1e-3 => above(0.0),
+        /// As in `[serve.remote]`.
+        pub timeout_ms: u64 = 60_000 => 1..,
+        /// As in `[serve.remote]`.
+        pub patch_dir: PathBuf = "/dev/shm/springtide".into(),
+        /// Largest body of a request that is passed on, in bytes.
+        pub body_bytes_max: u64 = 64 << 20 => 1..,
+        /// For `vllm` and `sglang`: most requests that sample or wait to at the same time; further
+        /// ones get 503.
+        pub requests_max: u32 = 1024 => 1..,
+        /// For `folder` and `command`: where the versions are kept. Who may read this folder may read them.
+        pub dir: Option<PathBuf> = None,
+        /// Versions kept in `dir`, the one in force included.
+        pub keep: usize = 2 => 1..,
+        /// For `command`: a command line for `/bin/sh` that runs before a version is in force.
+        /// `SPRINGTIDE_FOLDER`, `SPRINGTIDE_VERSION`, `SPRINGTIDE_ROOT` and mostly
+        /// `SPRINGTIDE_PATCH` are in its environment.
+        pub command: Option<String> = None,
+        /// After so many seconds the command is killed, and tried again.
+        pub command_seconds_max: f64 = 600.0 => above_to(0.0, 86_400.0),
+        /// Longest wait before a version that failed is tried again, in milliseconds.
+        pub back_off_ms_max: u64 = 60_000 => 1..,
+        /// Name of this follower in the fleet.
+        pub replica: String = "follower-1".into(),
+        /// Location that it shares with others.
+        pub cluster: String = "local".into(),
+        /// API key for the control role, if it requires one. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+        /// Folder of the trust state, such as the highest epoch that was verified. Default: `follow` in the
+        /// state folder.
+        pub state_dir: PathBuf = PathBuf::from(".springtide/follow"),
+        /// Time between two polls of the store, in milliseconds. Announcements arrive sooner.
+        pub poll_interval_ms: u64 = 250 => 1..,
+        /// How old the store's timestamp may be for a replica that has no trust state yet, in
+        /// seconds. With more than 60 it can start while `control` is away, and whoever controls the
+        /// store can give it a release that was replaced in that time.
+        pub first_timestamp_seconds_max: u64 = 60,
+        /// Time between two reports to the control role, in milliseconds.
+        pub heartbeat_interval_ms: u64 = 1000 => 1..,
+        /// Threads of the exact model that an engine is compared with.
+        pub threads: u16 = 1 => 1..,
     }
 }
 
@@ -166,22 +133,7 @@ impl Options {
             "follow.replica is {:?}; give a name without spaces or slashes",
             self.replica
         );
-        ensure!(self.keep > 0, "follow.keep is 0; the version in force is always kept");
-        ensure!(
-            self.command_seconds_max > 0.0 && self.command_seconds_max <= 86_400.0,
-            "follow.command_seconds_max is {}; give 0 to 86400 seconds",
-            self.command_seconds_max
-        );
-        for (field, value) in [
-            ("poll_interval_ms", self.poll_interval_ms),
-            ("heartbeat_interval_ms", self.heartbeat_interval_ms),
-            ("back_off_ms_max", self.back_off_ms_max),
-            ("body_bytes_max", self.body_bytes_max),
-            ("requests_max", self.requests_max.into()),
-            ("threads", self.threads.into()),
-        ] {
-            ensure!(value > 0, "follow.{field} is 0; it must be at least 1");
-        }
+        self.check_ranges("follow")?;
         for (field, text) in [
             ("caller_key", &self.caller_key),
             ("engine_api_key", &self.engine_api_key),

@@ -3,7 +3,7 @@
 //!
 //! A replica may report for itself only, as for the fleet (`crate::fleet`).
 
-mod report;
+pub mod report;
 
 use super::minute::{MINUTES_MAX, Report, USES_MAX};
 use super::task::{Past, Remembered};

@@ -1,12 +1,14 @@
 //! `springtide release arms`: how users are divided among aliases.
 
 use anyhow::{Context, bail, ensure};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use control::times::rfc3339;
+use release::ArmOptions;
+use release::answers::ExperimentView;
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::cli::control_client::ControlClient;
-use crate::cli::output::{Output, cell, rows, table};
+use crate::cli::output::{Output, table};
 
 const PATH: &str = "/v1/experiment";
 
@@ -39,21 +41,9 @@ pub struct Args {
     output: Output,
 }
 
-/// An arm as the API has it. Other fields of an answer are not needed to change it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Arm {
-    alias: String,
-    weight: f64,
-    explore: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    temperature_max: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    probability_min: Option<f64>,
-}
-
 impl Args {
     pub async fn run(self, client: &ControlClient) -> anyhow::Result<()> {
-        let current: Value = client.get(PATH, &[]).await?;
+        let current: ExperimentView = client.get(PATH, &[]).await?;
         let has_bounds = !self.temperature_max.is_empty() || !self.probability_min.is_empty();
         if self.set.is_empty() && self.explore.is_empty() && !has_bounds && !self.new_salt {
             ensure!(
@@ -63,16 +53,16 @@ impl Args {
             return self.output.print(&current, || page(&current));
         }
         let reason = self.reason.context("a change of the arms needs --reason '…'")?;
-        let arms: Vec<Arm> = serde_json::from_value(current["arms"].clone()).context("read the arms in force")?;
+        let arms: Vec<ArmOptions> = current.arms.into_iter().map(ArmOptions::from).collect();
         let mut body = json!({
             "arms": changed(&arms, &self.set, &self.explore, &self.temperature_max, &self.probability_min)?,
-            "replaces": current["id"],
+            "replaces": current.id,
             "reason": reason,
         });
         if self.new_salt {
             body["salt"] = Uuid::now_v7().simple().to_string().into();
         }
-        let done: Value = client.put(PATH, &body).await?;
+        let done: ExperimentView = client.put(PATH, &body).await?;
         self.output.print(&done, || page(&done))
     }
 }
@@ -103,12 +93,12 @@ fn bound(text: &str) -> Result<(String, Option<f64>), String> {
 
 /// The arms to ask for. Arms stay in their order, because users move if it changes.
 fn changed(
-    current: &[Arm],
+    current: &[ArmOptions],
     set: &[(String, f64)],
     explore: &[(String, f64)],
     temperature_max: &[(String, Option<f64>)],
     probability_min: &[(String, Option<f64>)],
-) -> anyhow::Result<Vec<Arm>> {
+) -> anyhow::Result<Vec<ArmOptions>> {
     let named = |pairs: &[(String, f64)], alias: &str| {
         let pair = pairs.iter().find(|(name, _)| name == alias);
         pair.map(|(_, share)| *share)
@@ -121,7 +111,7 @@ fn changed(
     }
     let kept = current.iter().filter_map(|arm| match set {
         [] => Some(arm.clone()),
-        set => Some(Arm {
+        set => Some(ArmOptions {
             weight: named(set, &arm.alias)?,
             ..arm.clone()
         }),
@@ -129,14 +119,14 @@ fn changed(
     let new = set
         .iter()
         .filter(|(alias, _)| current.iter().all(|arm| arm.alias != *alias));
-    let new = new.map(|(alias, weight)| Arm {
+    let new = new.map(|(alias, weight)| ArmOptions {
         alias: alias.clone(),
         weight: *weight,
         explore: 0.0,
         temperature_max: None,
         probability_min: None,
     });
-    let mut arms: Vec<Arm> = kept.chain(new).collect();
+    let mut arms: Vec<ArmOptions> = kept.chain(new).collect();
     for (alias, share) in explore {
         let arm = arms.iter_mut().find(|arm| arm.alias == *alias);
         arm.with_context(|| format!("--explore names {alias}, which is no arm"))?
@@ -156,52 +146,40 @@ fn changed(
 }
 
 /// The experiment as text.
-fn page(experiment: &Value) -> String {
-    let share = |value: &Value| {
-        value
-            .as_f64()
-            .map_or("?".to_owned(), |share| format!("{:.1}%", share * 100.0))
-    };
-    let arms = rows(&experiment["arms"]).map(|arm| {
-        let version = match arm["version"].is_null() {
-            true => "none".to_owned(),
-            false => cell(&arm["version"]),
-        };
-        let temperature = match arm["temperature_max"].as_f64() {
-            Some(max) => format!("at most {max}"),
-            None => "any".to_owned(),
-        };
-        let probability = match arm["probability_min"].as_f64() {
-            Some(min) => format!("at least {min}"),
-            None => "any".to_owned(),
-        };
+fn page(experiment: &ExperimentView) -> String {
+    let share = |share: f64| format!("{:.1}%", share * 100.0);
+    let bound = |side: &str, bound: Option<f64>| bound.map_or("any".to_owned(), |bound| format!("{side} {bound}"));
+    let arms = experiment.arms.iter().map(|arm| {
         [
-            cell(&arm["alias"]),
-            share(&arm["weight"]),
-            share(&arm["explore"]),
-            temperature,
-            probability,
-            version,
+            arm.alias.clone(),
+            share(arm.weight),
+            share(arm.explore),
+            bound("at most", arm.temperature_max),
+            bound("at least", arm.probability_min),
+            arm.version.map_or("none".to_owned(), |version| version.to_string()),
         ]
     });
-    let text = |field: &str| cell(&experiment[field]);
-    let salt = match experiment["salt"].as_str() {
-        None | Some("") => "none".to_owned(),
-        Some(salt) => salt.to_owned(),
-    };
     let head = ["arm", ">users", ">explores", ">temperature", ">probability", ">version"];
     let mut page = table(head, arms);
+    let ExperimentView {
+        epoch,
+        actor,
+        reason,
+        learning_alias,
+        champion_every,
+        ..
+    } = experiment;
+    let salt = match experiment.salt.as_str() {
+        "" => "none",
+        salt => salt,
+    };
     page += &format!(
-        "\nsince {} (epoch {}), by {}: {}\nsalt: {salt}\nthe realtime run learns from {}; champion moves every {} version(s)\n",
-        text("since"),
-        text("epoch"),
-        text("actor"),
-        text("reason"),
-        text("learning_alias"),
-        text("champion_every"),
+        "\nsince {} (epoch {epoch}), by {actor}: {reason}\nsalt: {salt}\nthe realtime run learns from {learning_alias}; champion \
+         moves every {champion_every} version(s)\n",
+        rfc3339(experiment.since),
     );
-    for warning in rows(&experiment["warnings"]) {
-        page += &format!("warning: {}\n", cell(warning));
+    for warning in &experiment.warnings {
+        page += &format!("warning: {warning}\n");
     }
     page
 }
@@ -210,8 +188,8 @@ fn page(experiment: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn arm(alias: &str, weight: f64, explore: f64) -> Arm {
-        Arm {
+    fn arm(alias: &str, weight: f64, explore: f64) -> ArmOptions {
+        ArmOptions {
             alias: alias.to_owned(),
             weight,
             explore,
@@ -248,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_bound_on_the_temperature_stays_until_it_is_changed_or_taken_away() {
-        let bounded = |bound| Arm {
+        let bounded = |bound| ArmOptions {
             temperature_max: bound,
             ..arm("champion", 0.5, 0.0)
         };
@@ -275,13 +253,13 @@ mod tests {
         }
         // an arm without bounds has no such fields
         let old = json!({"alias": "learner", "weight": 0.5, "explore": 0.02});
-        let read: Arm = serde_json::from_value(old.clone()).unwrap();
+        let read: ArmOptions = serde_json::from_value(old.clone()).unwrap();
         assert_eq!((&read, json!(read)), (&current[0], old));
     }
 
     #[test]
     fn a_bar_stays_until_it_is_changed_or_taken_away() {
-        let barred = |bar| Arm {
+        let barred = |bar| ArmOptions {
             probability_min: bar,
             ..arm("champion", 0.5, 0.0)
         };
@@ -317,13 +295,13 @@ mod tests {
     #[test]
     fn the_page_has_the_shares_and_the_warnings() {
         let experiment = json!({
-            "epoch": 12, "salt": "", "since": "2026-11-27T10:00:00Z", "actor": "ana", "reason": "more champions",
+            "policy": "demo", "id": Uuid::nil(), "source": "request", "epoch": 12, "salt": "", "since": "2026-11-27T10:00:00Z", "actor": "ana", "reason": "more champions",
             "learning_alias": "learner", "champion_every": 1, "warnings": ["no arm serves `learner`"],
             "arms": [{"alias": "champion", "weight": 0.95, "explore": 0.02, "temperature_max": 0.3,
                       "probability_min": 0.25, "version": 41},
                      {"alias": "canary", "weight": 0.05, "explore": 0.0, "version": null}],
         });
-        let page = page(&experiment);
+        let page = page(&serde_json::from_value(experiment).unwrap());
         let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for expected in [
             "champion 95.0% 2.0% at most 0.3 at least 0.25 41",

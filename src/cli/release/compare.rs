@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use control::Shown;
+use control::api::rewards::Rewards;
 use control::times::age;
-use serde_json::Value;
 
 use crate::cli::control_client::ControlClient;
-use crate::cli::output::{Output, cell, rows, table};
+use crate::cli::output::{Output, table};
 
 /// As in `GET /v1/rewards`.
 const PERIODS_MAX: u64 = 100;
@@ -50,7 +51,7 @@ impl Args {
             }
         }
         let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, &**value)).collect();
-        let rewards: Value = client.get("/v1/rewards", &query).await?;
+        let rewards: Rewards = client.get("/v1/rewards", &query).await?;
         self.output.print(&rewards, || text(&rewards))
     }
 
@@ -73,8 +74,8 @@ impl Args {
     }
 }
 
-fn text(rewards: &Value) -> String {
-    let by_time = !rewards["period"].is_null();
+fn text(rewards: &Rewards) -> String {
+    let by_time = rewards.period.is_some();
     let head = [
         if by_time { "ended" } else { "" },
         "versions",
@@ -88,18 +89,18 @@ fn text(rewards: &Value) -> String {
         if by_time { ">now less that" } else { ">first less that" },
         "95%",
     ];
-    let arm = rewards["arm"].as_str().unwrap_or("all arms");
-    let mut text = match rewards["period"].as_u64() {
+    let arm = rewards.arm.as_deref().unwrap_or("all arms");
+    let mut text = match rewards.period {
         Some(period) => format!("{arm}, in periods of {}\n", ago(period)),
         None => format!("{arm}, the newest answers of each version\n"),
     };
-    text += &table(head, rows(&rewards["periods"]).map(row));
+    text += &table(head, rewards.periods.iter().map(row));
     text += "\nwhat the newest of these answers are like\n";
     let mut figures_head = FIGURES;
     figures_head[0] = head[0];
-    text += &table(figures_head, rows(&rewards["periods"]).map(figures));
+    text += &table(figures_head, rewards.periods.iter().map(figures));
     if by_time {
-        text += &format!("\n{}", verdict(&rewards["periods"]));
+        text += &format!("\n{}", verdict(&rewards.periods));
     }
     text
 }
@@ -121,97 +122,85 @@ const FIGURES: [&str; 13] = [
     ">entropy",
 ];
 
-fn figures(period: &Value) -> [String; 13] {
-    let figures = &period["figures"];
-    let share = |name: &str| {
-        figures[name]
-            .as_f64()
-            .map_or(String::new(), |share| format!("{:.1}%", 100.0 * share))
+fn figures(period: &Shown) -> [String; 13] {
+    let Some(figures) = period.figures else {
+        let mut cells = [const { String::new() }; 13];
+        (cells[0], cells[1]) = (when(period), versions(period));
+        return cells;
     };
-    let decimals = |name: &str, decimals: usize| {
-        figures[name]
-            .as_f64()
-            .map_or(String::new(), |value| format!("{value:.decimals$}"))
-    };
+    let share = |share: Option<f64>| share.map_or(String::new(), |share| format!("{:.1}%", 100.0 * share));
+    let decimals =
+        |value: Option<f64>, decimals: usize| value.map_or(String::new(), |value| format!("{value:.decimals$}"));
     [
         when(period),
         versions(period),
-        decimals("answers", 0),
-        share("shown"),
-        share("accepted"),
-        share("edited"),
-        share("unanswered"),
-        share("unscored"),
-        share("disagreement"),
-        share("tool_failed"),
-        decimals("length", 1),
-        share("repetition"),
-        decimals("entropy", 2),
+        figures.answers.to_string(),
+        share(figures.shown),
+        share(figures.accepted),
+        share(figures.edited),
+        share(figures.unanswered),
+        share(figures.unscored),
+        share(figures.disagreement),
+        share(figures.tool_failed),
+        decimals(figures.length, 1),
+        share(figures.repetition),
+        decimals(figures.entropy, 2),
     ]
 }
 
-fn versions(period: &Value) -> String {
-    match [&period["first_version"], &period["last_version"]].map(Value::as_i64) {
-        [Some(first), Some(last)] if first != last => format!("{first}–{last}"),
-        [Some(first), _] => first.to_string(),
+fn versions(period: &Shown) -> String {
+    match (period.first_version, period.last_version) {
+        (Some(first), Some(last)) if first != last => format!("{first}–{last}"),
+        (Some(first), _) => first.to_string(),
         _ => String::new(),
     }
 }
 
-fn row(period: &Value) -> [String; 11] {
-    let share = |field: &str| match (period[field].as_f64(), period["answers"].as_f64()) {
-        (Some(count), Some(answers)) if answers > 0.0 => format!("{:.0}%", count / answers * 100.0),
-        _ => String::new(),
-    };
-    let difference = &period["difference"];
-    let count = |field: &str| period[field].as_f64().unwrap_or(0.0);
-    let requests = count("answers") + count("not_begun");
-    let failed = match requests > 0.0 {
-        true => format!("{:.0}%", (count("aborted") + count("not_begun")) / requests * 100.0),
+fn row(period: &Shown) -> [String; 11] {
+    let share = |count: f64, of: i64| match of > 0 {
+        true => format!("{:.0}%", count / of as f64 * 100.0),
         false => String::new(),
     };
+    let failed = period.aborted + period.not_begun;
     [
         when(period),
         versions(period),
-        cell(&period["answers"]),
-        cell(&period["users"]),
-        share("scored"),
-        share("declined"),
-        failed,
-        number(&period["reward"]),
-        interval(&period["interval"]),
-        number(&difference["mean"]),
-        interval(&difference["ci95"]),
+        period.answers.to_string(),
+        period.users.to_string(),
+        share(period.scored as f64, period.answers),
+        share(period.declined as f64, period.answers),
+        share(failed as f64, period.answers + period.not_begun),
+        number(period.reward),
+        interval(period.interval),
+        number(period.difference.map(|difference| difference.mean)),
+        interval(period.difference.map(|difference| difference.ci95)),
     ]
 }
 
-fn when(period: &Value) -> String {
-    match period["ago"].as_u64() {
+fn when(period: &Shown) -> String {
+    match period.ago {
         None => String::new(),
         Some(0) => "now".to_owned(),
         Some(seconds) => format!("{} ago", ago(seconds)),
     }
 }
 
-fn ago(seconds: u64) -> String {
-    humantime::format_duration(Duration::from_secs(seconds)).to_string()
+fn ago(seconds: i64) -> String {
+    humantime::format_duration(Duration::from_secs(seconds.unsigned_abs())).to_string()
 }
 
-fn number(value: &Value) -> String {
-    value.as_f64().map_or(String::new(), |value| format!("{value:+.3}"))
+fn number(value: Option<f64>) -> String {
+    value.map_or(String::new(), |value| format!("{value:+.3}"))
 }
 
-fn interval(ends: &Value) -> String {
-    match [&ends[0], &ends[1]].map(Value::as_f64) {
-        [Some(low), Some(high)] => format!("[{low:+.3}, {high:+.3}]"),
-        _ => String::new(),
-    }
+fn interval(ends: Option<[f64; 2]>) -> String {
+    ends.map_or(String::new(), |[low, high]| format!("[{low:+.3}, {high:+.3}]"))
 }
 
 /// One sentence.
-fn verdict(periods: &Value) -> String {
-    let compared: Vec<&Value> = rows(periods).filter(|period| !period["difference"].is_null()).collect();
-    let worse = compared.iter().filter(|period| period["first_is_worse"] == true);
+fn verdict(periods: &[Shown]) -> String {
+    let compared: Vec<&Shown> = periods.iter().filter(|period| period.difference.is_some()).collect();
+    let worse = compared.iter().filter(|period| period.first_is_worse);
     let worse: Vec<String> = worse.map(|period| when(period)).collect();
     match (compared.len(), worse.is_empty()) {
         (0, _) => "There is nothing to compare with: give other ages with --ago.".to_owned(),
@@ -225,16 +214,25 @@ fn verdict(periods: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn period(ago: u64, versions: [i64; 2], difference: &Value) -> Value {
         json!({
             "ago": ago, "first_version": versions[0], "last_version": versions[1], "answers": 200, "declined": 50,
-            "aborted": 2, "scored": 180, "users": 40, "reward": 0.0512, "interval": [0.01, 0.09], "difference": difference,
+            "aborted": 2, "not_begun": 0, "scored": 180, "users": 40, "reward": 0.0512, "interval": [0.01, 0.09],
+            "difference": difference,
             "first_is_worse": difference["ci95"][1].as_f64().is_some_and(|high| high < 0.0),
             "figures": {"answers": 200, "shown": 0.75, "accepted": 0.312, "edited": 0.04, "unanswered": 0.2, "unscored": 0.1,
                 "disagreement": 0.01, "tool_failed": 0.0, "length": 181.26, "repetition": 0.021, "entropy": 0.42},
         })
+    }
+
+    fn text(rewards: Value) -> String {
+        super::text(&serde_json::from_value(rewards).unwrap())
+    }
+
+    fn verdict(periods: Value) -> String {
+        super::verdict(&serde_json::from_value::<Vec<Shown>>(periods).unwrap())
     }
 
     #[test]
@@ -242,14 +240,15 @@ mod tests {
         let worse = json!({"mean": -0.1, "ci95": [-0.15, -0.05]});
         let same = json!({"mean": 0.01, "ci95": [-0.02, 0.04]});
         let empty = json!({"ago": 604_800, "first_version": null, "last_version": null, "answers": 0, "declined": 0,
-            "aborted": 0, "scored": 0, "users": 0, "reward": null, "interval": null, "difference": null});
+            "aborted": 0, "not_begun": 0, "scored": 0, "users": 0, "reward": null, "interval": null, "difference": null,
+            "first_is_worse": false});
         let periods = json!([
             period(0, [41, 43], &Value::Null),
             period(3_600, [40, 40], &same),
             period(86_400, [7, 9], &worse),
             empty,
         ]);
-        let text = text(&json!({"arm": "champion", "period": 900, "periods": periods}));
+        let text = text(json!({"arm": "champion", "period": 900, "periods": periods}));
         for part in [
             "champion, in periods of 15m",
             "41–43",
@@ -273,7 +272,7 @@ mod tests {
         for period in periods.as_array_mut().unwrap() {
             period["ago"] = Value::Null;
         }
-        let text = text(&json!({"arm": null, "period": null, "periods": periods}));
+        let text = text(json!({"arm": null, "period": null, "periods": periods}));
         assert!(
             text.starts_with("all arms, the newest answers of each version"),
             "{text}"
@@ -290,8 +289,8 @@ mod tests {
     #[test]
     fn without_anything_before_it_says_so() {
         let one = json!([period(0, [1, 1], &Value::Null)]);
-        assert!(verdict(&one).contains("nothing to compare"));
+        assert!(verdict(one.clone()).contains("nothing to compare"));
         let same = period(60, [1, 1], &json!({"mean": 0.0, "ci95": [-0.1, 0.1]}));
-        assert!(verdict(&json!([one[0], same])).contains("does not look worse"));
+        assert!(verdict(json!([one[0], same])).contains("does not look worse"));
     }
 }

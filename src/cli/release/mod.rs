@@ -4,11 +4,13 @@ mod arms;
 mod compare;
 mod view;
 
-use serde_json::{Value, json};
+use release::answers::{Aliases, Canaries, CanaryState, CanaryView, ExperimentView, Judgments, Released, Releases};
+use serde_json::json;
+use serving::fleet::Replicas;
 
 use super::App;
 use super::control_client::ControlClient;
-use super::output::{Output, cell, rows};
+use super::output::Output;
 
 /// Releases to read: enough to find the last move of every alias.
 const HISTORY: &str = "200";
@@ -105,56 +107,56 @@ impl Command {
 }
 
 async fn list(client: &ControlClient, history: usize, output: Output) -> anyhow::Result<()> {
-    let aliases: Value = client.get("/v1/aliases", &[]).await?;
-    let releases: Value = client.get("/v1/releases", &[("limit", HISTORY)]).await?;
-    let replicas: Value = client.get("/v1/replicas", &[]).await?;
-    // before the first version there is none
-    let experiment = match rows(&aliases["aliases"]).next() {
-        Some(_) => or_unread(client.get("/v1/experiment", &[]).await),
-        None => Value::Null,
+    let aliases: Aliases = client.get("/v1/aliases", &[]).await?;
+    let Releases { releases } = client.get("/v1/releases", &[("limit", HISTORY)]).await?;
+    let Replicas { replicas } = client.get("/v1/replicas", &[]).await?;
+    let mut unread = String::new();
+    let judgments = client.get("/v1/judgments", &[("limit", HISTORY)]).await;
+    let judgments: Option<Judgments> = read("judgments", judgments, &mut unread);
+    let canaries = client.get("/v1/canaries", &[("limit", "20")]).await;
+    let canaries: Option<Canaries> = read("canaries", canaries, &mut unread);
+    let experiment: Option<ExperimentView> = match aliases.aliases.is_empty() {
+        // before the first version there is none
+        true => None,
+        false => read("arms", client.get("/v1/experiment", &[]).await, &mut unread),
     };
-    let canaries = or_unread(client.get("/v1/canaries", &[("limit", "20")]).await);
-    let judgments = or_unread(client.get("/v1/judgments", &[("limit", HISTORY)]).await);
-    let is_under_way = |canary: &&Value| canary["share"].as_f64() > Some(0.0) || canary["state"] == "shadow";
-    let canary = rows(&canaries["canaries"]).find(is_under_way);
-    let unread = [
-        ("judgments", &judgments),
-        ("canaries", &canaries),
-        ("arms", &experiment),
-    ]
-    .map(view::unread)
-    .concat();
+    let is_under_way = |canary: &CanaryView| canary.share > 0.0 || canary.state == CanaryState::Shadow;
+    let mut canaries = canaries.into_iter().flat_map(|answer| answer.canaries);
+    let canary = canaries.find(is_under_way);
+    let judged = judgments.as_ref();
     let document = json!({
-        "policy": aliases["policy"],
-        "epoch": aliases["epoch"],
-        "aliases": aliases["aliases"],
+        "policy": aliases.policy,
+        "epoch": aliases.epoch,
+        "aliases": aliases.aliases,
         "experiment": experiment,
         "canary": canary,
         "unread": unread.trim_end(),
-        "last_known_good": judgments["last_known_good"],
-        "champion_bad": judgments["champion_bad"],
-        "learner_bad": judgments["learner_bad"],
-        "replicas": replicas["replicas"],
-        "releases": rows(&releases["releases"]).take(history).collect::<Vec<_>>(),
+        "last_known_good": judged.map(|judgments| &judgments.last_known_good),
+        "champion_bad": judged.map(|judgments| &judgments.champion_bad),
+        "learner_bad": judged.map(|judgments| &judgments.learner_bad),
+        "replicas": replicas,
+        "releases": releases.iter().take(history).collect::<Vec<_>>(),
     });
     let now = time::OffsetDateTime::now_utc();
     let shown = view::Shown {
         aliases: &aliases,
         releases: &releases,
         replicas: &replicas,
-        experiment: &experiment,
-        judgments: &judgments,
-        canary,
+        arms: experiment.as_ref().map_or(&[], |experiment| &experiment.arms),
+        judgments: judged.map_or(&[], |judgments| &judgments.judgments),
+        canary: canary.as_ref(),
     };
     output.print(&document, || {
-        let canary = canary.map_or_else(String::new, view::canary);
-        unread + &view::judged(&judgments, now) + &canary + &view::page(&shown, history, now)
+        let judged = judged.map_or_else(String::new, |judgments| view::judged(judgments, now));
+        let canary = canary.as_ref().map_or_else(String::new, view::canary);
+        unread.clone() + &judged + &canary + &view::page(&shown, history, now)
     })
 }
 
-/// The answer, or why there is none: the rest is shown without it.
-fn or_unread(answer: anyhow::Result<Value>) -> Value {
-    answer.unwrap_or_else(|error| json!({"unread": format!("{error:#}")}))
+/// The answer. If there is none, `unread` says why, and the rest is shown without it.
+fn read<T>(part: &str, answer: anyhow::Result<T>, unread: &mut String) -> Option<T> {
+    let said = |error| *unread += &format!("the {part} could not be read: {error:#}\n\n");
+    answer.map_err(said).ok()
 }
 
 impl Judgment {
@@ -164,7 +166,7 @@ impl Judgment {
             Verdict::Bad => "bad",
         };
         let body = json!({"version": self.version, "verdict": verdict, "reason": self.reason});
-        let judgments: Value = client.post("/v1/judgments", &body).await?;
+        let judgments: Judgments = client.post("/v1/judgments", &body).await?;
         let now = time::OffsetDateTime::now_utc();
         self.output.print(&judgments, || {
             format!(
@@ -182,18 +184,19 @@ impl Move {
         if let Some(version) = self.version {
             body["version"] = version.into();
         }
-        let done: Value = client.post("/v1/releases", &body).await?;
+        let done: Released = client.post("/v1/releases", &body).await?;
         self.output.print(&done, || {
-            let from = done["from_version"].as_i64();
-            let from = from.map_or("none".to_owned(), |version| version.to_string());
-            let then = match done["follows"].as_str() {
+            let from = done
+                .from_version
+                .map_or("none".to_owned(), |version| version.to_string());
+            let then = match &done.follows {
                 Some(line) => format!("it follows the line {line}"),
                 None => "it is pinned".to_owned(),
             };
-            let (to, epoch) = (&done["to_version"], &done["epoch"]);
-            let also = rows(&done["also"]).map(|moved| {
-                let (alias, to) = (cell(&moved["alias"]), &moved["to_version"]);
-                match moved["follows"].as_str() {
+            let (to, epoch) = (done.to_version, done.epoch);
+            let also = done.also.iter().map(|moved| {
+                let (alias, to) = (&moved.alias, moved.to_version);
+                match &moved.follows {
                     Some(line) => format!("\n{alias} has version {to} too; the line {line} continues from there"),
                     None => format!("\n{alias} has version {to} too, and stays pinned"),
                 }
@@ -208,5 +211,22 @@ impl Move {
                 self.alias
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_is_said_and_not_taken_for_nothing() {
+        let mut unread = String::new();
+        assert_eq!(read("arms", Ok(1), &mut unread), Some(1));
+        let failed: anyhow::Result<i32> = Err(anyhow::anyhow!("503: the database does not answer"));
+        assert_eq!(read("canaries", failed, &mut unread), None);
+        assert_eq!(
+            unread,
+            "the canaries could not be read: 503: the database does not answer\n\n"
+        );
     }
 }

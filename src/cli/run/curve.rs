@@ -1,28 +1,23 @@
 //! What the steps of a run measured, as the control API has it.
 
 use super::super::control_client::ControlClient;
-use super::super::output::{cell, table};
-use serde_json::Value;
+use super::super::output::table;
+use runs::api::curve::{Curve, Point};
 use uuid::Uuid;
 
 /// Points that are asked for together.
 const PAGE: &str = "1000";
 
 /// All points of a run, the first step first.
-pub(super) async fn points(client: &ControlClient, id: Uuid) -> anyhow::Result<Vec<Value>> {
-    let mut points: Vec<Value> = Vec::new();
+pub(super) async fn points(client: &ControlClient, id: Uuid) -> anyhow::Result<Vec<Point>> {
+    let mut points: Vec<Point> = Vec::new();
     loop {
-        let after = points
-            .last()
-            .map_or(0, |point| point["step"].as_i64().unwrap_or(i64::MAX));
-        let query = [("after", after.to_string()), ("limit", PAGE.to_owned())];
-        let query = query.each_ref().map(|(name, value)| (*name, value.as_str()));
-        let mut page: Value = client.get(&format!("/v1/runs/{id}/curve"), &query).await?;
-        let Value::Array(more) = page["data"].take() else {
-            return Ok(points);
-        };
-        let is_last = more.is_empty() || page["has_more"] != true;
-        points.extend(more);
+        let after = points.last().map_or(0, |point| point.step).to_string();
+        let query = [("after", after.as_str()), ("limit", PAGE)];
+        let page: Curve = client.get(&format!("/v1/runs/{id}/curve"), &query).await?;
+        let more = page.points;
+        let is_last = more.data.is_empty() || !more.has_more;
+        points.extend(more.data);
         if is_last {
             return Ok(points);
         }
@@ -30,57 +25,52 @@ pub(super) async fn points(client: &ControlClient, id: Uuid) -> anyhow::Result<V
 }
 
 /// The numbers of a point with their names, such as `loss` and `reward/mean`.
-pub(super) fn scalars(point: &Value) -> Vec<(String, f64)> {
-    const PLAIN: [&str; 10] = [
-        "version",
-        "loss",
-        "kl",
-        "gradient_norm",
-        "entropy",
-        "trajectories",
-        "sequences",
-        "tokens",
-        "sequences_per_second",
-        "stale_share",
+pub(super) fn scalars(point: &Point) -> Vec<(String, f64)> {
+    let count = |count: Option<u64>| count.map(|count| count as f64);
+    let [low, high] = point.reward_interval.map_or([None; 2], |ends| ends.map(Some));
+    let plain = [
+        ("version", Some(point.version as f64)),
+        ("loss", point.loss),
+        ("kl", point.kl),
+        ("gradient_norm", point.gradient_norm),
+        ("entropy", point.entropy),
+        ("trajectories", count(point.trajectories)),
+        ("sequences", count(point.sequences)),
+        ("tokens", count(point.tokens)),
+        ("sequences_per_second", point.sequences_per_second),
+        ("stale_share", point.stale_share),
+        ("reward/mean", point.reward_mean),
+        ("reward/low", low),
+        ("reward/high", high),
+        ("waste/quarantined", count(point.quarantined)),
     ];
-    let mut scalars: Vec<(String, &Value)> = PLAIN.iter().map(|name| ((*name).to_owned(), &point[name])).collect();
-    scalars.extend([
-        ("reward/mean".to_owned(), &point["reward_mean"]),
-        ("reward/low".to_owned(), &point["reward_interval"][0]),
-        ("reward/high".to_owned(), &point["reward_interval"][1]),
-        ("waste/quarantined".to_owned(), &point["quarantined"]),
-    ]);
-    for (folder, field) in [("waste", "refused"), ("preference", "preference")] {
-        let fields = point[field].as_object().into_iter().flatten();
-        scalars.extend(fields.map(|(name, value)| (format!("{folder}/{name}"), value)));
-    }
-    scalars
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value.as_f64()?)))
-        .collect()
+    let plain = plain.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let refused = point.refused.iter();
+    let refused = refused.map(|(code, number)| (format!("waste/{code}"), Some(*number as f64)));
+    let preference = point
+        .preference
+        .iter()
+        .filter_map(|measured| measured.as_object())
+        .flatten();
+    let preference = preference.map(|(name, value)| (format!("preference/{name}"), value.as_f64()));
+    let all = plain.chain(refused).chain(preference);
+    all.filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-pub(super) fn text(points: &[Value]) -> String {
-    let number = |value: &Value| value.as_f64().map_or_else(String::new, |value| format!("{value:.4}"));
-    let row = |point: &Value| {
-        let interval = &point["reward_interval"];
-        let reward = match interval.is_array() {
-            true => format!(
-                "{} [{}, {}]",
-                number(&point["reward_mean"]),
-                number(&interval[0]),
-                number(&interval[1])
-            ),
-            false => number(&point["reward_mean"]),
-        };
+pub(super) fn text(points: &[Point]) -> String {
+    let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
+    let row = |point: &Point| {
+        let interval = point
+            .reward_interval
+            .map(|[low, high]| format!(" [{low:.4}, {high:.4}]"));
         [
-            cell(&point["step"]),
-            cell(&point["version"]),
-            number(&point["loss"]),
-            number(&point["kl"]),
-            reward,
-            number(&point["sequences_per_second"]),
-            number(&point["stale_share"]),
+            point.step.to_string(),
+            point.version.to_string(),
+            number(point.loss),
+            number(point.kl),
+            number(point.reward_mean) + &interval.unwrap_or_default(),
+            number(point.sequences_per_second),
+            number(point.stale_share),
         ]
     };
     let header = [
@@ -107,8 +97,10 @@ mod tests {
     fn a_point_has_a_number_for_everything_that_was_measured() {
         let point = json!({
             "step": 1, "version": 4, "loss": 0.5, "kl": null, "reward_mean": 0.25, "reward_interval": [0.0, 0.5],
-            "quarantined": 2, "refused": {"greedy": 3}, "preference": {"accuracy": 1.0}, "committed_at": "x",
+            "quarantined": 2, "refused": {"greedy": 3}, "preference": {"accuracy": 1.0},
+            "committed_at": "2026-11-25T12:00:00Z",
         });
+        let point: Point = serde_json::from_value(point).unwrap();
         let expected = [
             ("version", 4.0),
             ("loss", 0.5),

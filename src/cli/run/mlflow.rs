@@ -4,10 +4,11 @@ use super::super::control_client::ControlClient;
 use super::curve;
 use anyhow::{Context, bail};
 use reqwest::StatusCode;
+use runs::api::curve::Point;
+use runs::api::runs::Run;
 use serde_json::{Value, json};
 use std::time::Duration;
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -24,9 +25,9 @@ struct Mlflow<'a> {
 
 /// Makes a run of the experiment. Returns its id.
 pub(super) async fn export(client: &ControlClient, id: Uuid, url: &str, experiment: &str) -> anyhow::Result<String> {
-    let run: Value = client.get(&format!("/v1/runs/{id}"), &[]).await?;
+    let run: Run = client.get(&format!("/v1/runs/{id}"), &[]).await?;
     let points = curve::points(client, id).await?;
-    let metrics = metrics(&points)?;
+    let metrics = metrics(&points);
     let server = Mlflow {
         http: edge::tls::client()
             .timeout(TIMEOUT)
@@ -35,19 +36,18 @@ pub(super) async fn export(client: &ControlClient, id: Uuid, url: &str, experime
         url: url.trim_end_matches('/'),
     };
     let experiment = server.experiment(experiment).await?;
-    let begun = run["started_at"].as_str().or(run["created_at"].as_str());
     let body = json!({
         "experiment_id": experiment,
-        "run_name": run["line"],
-        "start_time": milliseconds(begun)?,
-        "tags": [{"key": "springtide.run", "value": id.to_string()}, {"key": "springtide.kind", "value": run["kind"]}],
+        "run_name": run.line,
+        "start_time": milliseconds(run.started_at.unwrap_or(run.created_at)),
+        "tags": [{"key": "springtide.run", "value": id.to_string()}, {"key": "springtide.kind", "value": run.kind}],
     });
     let made = server.post("runs/create", &body).await?;
     let made = made["run"]["info"]["run_id"]
         .as_str()
         .context("MLflow's answer has no run_id")?
         .to_owned();
-    for parameters in parameters(&run).chunks(PARAMETERS_MAX) {
+    for parameters in parameters(&run.config, run.base_version).chunks(PARAMETERS_MAX) {
         server
             .post("runs/log-batch", &json!({"run_id": made, "params": parameters}))
             .await?;
@@ -57,37 +57,35 @@ pub(super) async fn export(client: &ControlClient, id: Uuid, url: &str, experime
             .post("runs/log-batch", &json!({"run_id": made, "metrics": metrics}))
             .await?;
     }
-    let status = match run["status"].as_str() {
-        Some("succeeded") => "FINISHED",
-        Some("failed") => "FAILED",
-        Some("cancelled") => "KILLED",
+    let status = match run.status.as_str() {
+        "succeeded" => "FINISHED",
+        "failed" => "FAILED",
+        "cancelled" => "KILLED",
         _ => "RUNNING",
     };
     let mut update = json!({"run_id": made, "status": status});
-    if let Some(finished) = run["finished_at"].as_str() {
-        update["end_time"] = milliseconds(Some(finished))?.into();
+    if let Some(finished) = run.finished_at {
+        update["end_time"] = milliseconds(finished).into();
     }
     server.post("runs/update", &update).await?;
     Ok(made)
 }
 
-fn metrics(points: &[Value]) -> anyhow::Result<Vec<Value>> {
-    let mut metrics = Vec::new();
-    for point in points {
-        let at = milliseconds(point["committed_at"].as_str())?;
+fn metrics(points: &[Point]) -> Vec<Value> {
+    let of = |point: &Point| {
+        let (at, step) = (milliseconds(point.committed_at), point.step);
         let scalars = curve::scalars(point).into_iter();
-        metrics.extend(
-            scalars.map(|(key, value)| json!({"key": key, "value": value, "timestamp": at, "step": point["step"]})),
-        );
-    }
-    Ok(metrics)
+        scalars.map(move |(key, value)| json!({"key": key, "value": value, "timestamp": at, "step": step}))
+    };
+    points.iter().flat_map(of).collect()
 }
 
 /// The run's configuration, and what it starts from.
-fn parameters(run: &Value) -> Vec<Value> {
-    let fields = run["config"].as_object().into_iter().flatten();
+fn parameters(config: &Value, base_version: Option<i64>) -> Vec<Value> {
+    let base = json!(base_version);
+    let fields = config.as_object().into_iter().flatten();
     let fields = fields.map(|(name, value)| (name.as_str(), value));
-    let all = fields.chain([("base_version", &run["base_version"])]);
+    let all = fields.chain([("base_version", &base)]);
     all.map(|(name, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let text: String = text.chars().take(PARAMETER_CHARS_MAX).collect();
@@ -96,10 +94,8 @@ fn parameters(run: &Value) -> Vec<Value> {
     .collect()
 }
 
-fn milliseconds(at: Option<&str>) -> anyhow::Result<i64> {
-    let text = at.context("a time is missing in the control API's answer")?;
-    let at = OffsetDateTime::parse(text, &Rfc3339).with_context(|| format!("read the time {text}"))?;
-    i64::try_from(at.unix_timestamp_nanos() / 1_000_000).context("a time out of range")
+fn milliseconds(at: OffsetDateTime) -> i64 {
+    (at.unix_timestamp_nanos() / 1_000_000) as i64
 }
 
 impl Mlflow<'_> {
@@ -147,18 +143,20 @@ mod tests {
 
     #[test]
     fn every_number_of_a_point_is_a_metric_of_its_step() {
-        let points = [json!({"step": 2, "loss": 0.5, "kl": 0.25, "committed_at": "2026-11-25T12:00:00.5Z"})];
-        let expected = [("loss", 0.5), ("kl", 0.25)]
+        let point =
+            json!({"step": 2, "version": 3, "loss": 0.5, "refused": {}, "committed_at": "2026-11-25T12:00:00.5Z"});
+        let points = [serde_json::from_value(point).unwrap()];
+        let expected = [("version", 3.0), ("loss", 0.5)]
             .map(|(key, value)| json!({"key": key, "value": value, "timestamp": 1_795_608_000_500_i64, "step": 2}));
-        assert_eq!(metrics(&points).unwrap(), expected);
+        assert_eq!(metrics(&points), expected);
     }
 
     #[test]
     fn the_configuration_is_the_parameters_as_text() {
-        let run = json!({"config": {"dataset": "a@1", "steps": 3}, "base_version": 7});
+        let config = json!({"dataset": "a@1", "steps": 3});
         let expected = [("dataset", "a@1"), ("steps", "3"), ("base_version", "7")];
         assert_eq!(
-            parameters(&run),
+            parameters(&config, Some(7)),
             expected.map(|(key, value)| json!({"key": key, "value": value}))
         );
     }

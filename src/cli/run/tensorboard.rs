@@ -11,10 +11,10 @@ use super::super::control_client::ControlClient;
 use super::curve;
 use anyhow::Context;
 use prost::Message;
-use serde_json::Value;
+use runs::api::curve::Point;
+use runs::api::runs::Run;
 use std::path::{Path, PathBuf};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 /// What every file begins with.
@@ -50,10 +50,10 @@ struct Scalar {
 
 /// Writes the points of a run into a folder. Returns the file, which has the run's id in its name.
 pub(super) async fn export(client: &ControlClient, id: Uuid, dir: &Path) -> anyhow::Result<PathBuf> {
-    let run: Value = client.get(&format!("/v1/runs/{id}"), &[]).await?;
+    let run: Run = client.get(&format!("/v1/runs/{id}"), &[]).await?;
     let points = curve::points(client, id).await?;
-    let created = seconds(&run["created_at"])?;
-    let bytes = file(created, &points)?;
+    let created = seconds(run.created_at);
+    let bytes = file(created, points.iter().map(event));
     // TensorBoard reads files whose names contain `tfevents`
     let path = dir.join(format!("events.out.tfevents.{}.{id}", created as i64));
     tokio::fs::create_dir_all(dir)
@@ -70,29 +70,34 @@ pub(super) async fn export(client: &ControlClient, id: Uuid, dir: &Path) -> anyh
     Ok(path)
 }
 
-fn file(created: f64, points: &[Value]) -> anyhow::Result<Vec<u8>> {
+fn event(of: &Point) -> Event {
+    scalar_event(of.committed_at, of.step, curve::scalars(of))
+}
+
+fn scalar_event(at: OffsetDateTime, step: i64, scalars: Vec<(String, f64)>) -> Event {
+    let value = scalars.into_iter().map(|(tag, value)| Scalar {
+        tag,
+        simple_value: Some(value as f32),
+    });
+    Event {
+        wall_time: seconds(at),
+        step,
+        file_version: None,
+        summary: Some(Summary { value: value.collect() }),
+    }
+}
+
+fn file(created: f64, points: impl Iterator<Item = Event>) -> Vec<u8> {
     let first = Event {
         wall_time: created,
         file_version: Some(FILE_VERSION.to_owned()),
         ..Event::default()
     };
     let mut bytes = Vec::new();
-    write(&mut bytes, &first);
-    for point in points {
-        let scalars = curve::scalars(point).into_iter();
-        let value = scalars.map(|(tag, value)| Scalar {
-            tag,
-            simple_value: Some(value as f32),
-        });
-        let event = Event {
-            wall_time: seconds(&point["committed_at"])?,
-            step: point["step"].as_i64().context("a point without a step")?,
-            file_version: None,
-            summary: Some(Summary { value: value.collect() }),
-        };
+    for event in std::iter::once(first).chain(points) {
         write(&mut bytes, &event);
     }
-    Ok(bytes)
+    bytes
 }
 
 fn write(bytes: &mut Vec<u8>, event: &Event) {
@@ -104,10 +109,8 @@ fn write(bytes: &mut Vec<u8>, event: &Event) {
     bytes.extend(masked(crc32c(&event)).to_le_bytes());
 }
 
-fn seconds(at: &Value) -> anyhow::Result<f64> {
-    let text = at.as_str().context("a time is missing in the control API's answer")?;
-    let at = OffsetDateTime::parse(text, &Rfc3339).with_context(|| format!("read the time {text}"))?;
-    Ok(at.unix_timestamp_nanos() as f64 / 1e9)
+fn seconds(at: OffsetDateTime) -> f64 {
+    at.unix_timestamp_nanos() as f64 / 1e9
 }
 
 /// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
@@ -133,7 +136,7 @@ fn masked(crc: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use time::macros::datetime;
 
     #[test]
     fn the_crc_is_that_of_the_rfc() {
@@ -146,10 +149,10 @@ mod tests {
 
     #[test]
     fn a_file_has_the_bytes_that_tensorboards_own_writer_gives() {
-        let point = json!({
-            "step": 3, "loss": 0.5, "kl": 0, "reward_mean": -0.25, "committed_at": "2026-11-25T12:00:00.5Z",
-        });
-        let bytes = file(1.0, &[point]).unwrap();
+        let scalars = [("loss", 0.5), ("kl", 0.0), ("reward/mean", -0.25)];
+        let scalars = scalars.map(|(name, value)| (name.to_owned(), value)).into();
+        let event = scalar_event(datetime!(2026-11-25 12:00:00.5 UTC), 3, scalars);
+        let bytes = file(1.0, std::iter::once(event));
         // `RecordWriter` of the package tensorboard 2.21.0 with the same two events
         let expected = concat!(
             "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a",

@@ -75,7 +75,7 @@ async fn a_flood_without_user_keys_is_one_user_and_raises_an_alarm() {
     let running = world.run(options(&world));
     let event = eventually("the alarm begins", SOON, async || {
         let events = world.events().await;
-        events.into_iter().find(|event| event.contains("a cap dropped"))
+        events.into_iter().find(|event| event.contains("were dropped by a cap"))
     })
     .await;
     assert!(event.contains("capped"), "{event}");

@@ -53,7 +53,7 @@ pub async fn run(app: &App) -> anyhow::Result<()> {
 /// Refuses a model that this machine cannot train, before anything of it is loaded.
 async fn ask_memory(config: &Config, store: &Store, pool: &PgPool) -> anyhow::Result<()> {
     let (policy, keys_dir) = (&config.policy, config.keys_dir());
-    let size = memory::size_at_start(pool, store, &keys_dir, &policy.name, &config.trainer, &policy.base).await?;
+    let size = memory::size_at_start(pool, store, &keys_dir, &policy.name, &policy.base).await?;
     if let Some(size) = size {
         let need = memory::needed(&size, &config.trainer, policy.compute);
         tracing::info!(bytes = need.bytes(), %need, "memory that training needs");

@@ -8,7 +8,7 @@ pub mod audited;
 pub mod control;
 pub mod create;
 pub mod curve;
-mod datasets;
+pub mod datasets;
 mod fork;
 pub mod grpo;
 pub mod leases;
@@ -24,7 +24,7 @@ use edge::problem::Problem;
 use edge::routes::{Routes, get, post};
 use edge::turns::Turns;
 use event_log::payload::Store as Exports;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -194,11 +194,11 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls
 }
 
 /// A page of a list.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "object", rename = "list")]
 pub struct List<T> {
     pub data: Vec<T>,
-    has_more: bool,
+    pub has_more: bool,
 }
 
 impl<T> List<T> {

@@ -4,9 +4,17 @@
 //! row and refuses an executor that has been replaced, so a process that was thought dead can do no
 //! harm. The lease ([`lease`]) keeps two processes from working at the same time.
 
+use crate::publish::refuse_withdrawn;
+use crate::run::Status;
+use crate::uses;
 use serde_json::{Value, json};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use uuid::Uuid;
+
+/// `run.reason` of a run that a person has paused.
+pub const PAUSED: &str = "paused by request";
+/// `run.reason` of a run that a person has canceled.
+pub const CANCELLED: &str = "cancelled by request";
 
 /// Another executor has claimed the run, or a person has ended it. Stop without writing anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +75,13 @@ impl Claim {
         held.map(drop).ok_or_else(|| self.fenced())
     }
 
+    /// Begins a transaction with [`lock`](Self::lock).
+    pub async fn begin(&self, pool: &PgPool) -> Result<Transaction<'static, Postgres>, Error> {
+        let mut transaction = edge::database::begin(pool).await?;
+        self.lock(&mut transaction).await?;
+        Ok(transaction)
+    }
+
     /// A person's pending request: `pause` or `cancel`.
     pub async fn requested(&self, pool: &PgPool) -> Result<Option<String>, Error> {
         let row = sqlx::query!(
@@ -84,13 +99,14 @@ impl Claim {
         Fenced { run, fence }.into()
     }
 
-    /// Ends this execution: sets the run to `paused`, `succeeded`, `failed` or `cancelled` with a
-    /// reason, and appends an event. Runs in the caller's transaction, together with the cause.
+    /// Ends this execution: sets the run to `status` with a reason, and appends an event. Runs in the
+    /// caller's transaction, together with the cause. `data`: an object, for the event.
     pub async fn release(
         &self,
         connection: &mut PgConnection,
-        status: &str,
-        reason: Option<&str>,
+        status: Status,
+        reason: &str,
+        mut data: Value,
     ) -> Result<(), Error> {
         self.lock(connection).await?;
         sqlx::query!(
@@ -101,25 +117,64 @@ impl Claim {
             where id = $1
             "#,
             self.run,
-            status,
+            status as Status,
             reason
         )
         .execute(&mut *connection)
         .await?;
-        let level = if status == "failed" { "error" } else { "info" };
-        let message = match reason {
-            Some(reason) => format!("{status}: {reason}"),
-            None => status.to_string(),
-        };
-        append_event(connection, self.run, level, &message, &json!({})).await?;
+        let level = if status == Status::Failed { "error" } else { "info" };
+        data["status"] = json!(status);
+        append_event(connection, self.run, level, &format!("{status}: {reason}"), &data).await?;
         Ok(())
+    }
+
+    /// Ends this execution in a transaction of its own.
+    pub async fn end(&self, pool: &PgPool, status: Status, reason: &str) -> Result<(), Error> {
+        tracing::info!(run = %self.run, %status, reason, "ended the execution of the run");
+        let mut transaction = edge::database::begin(pool).await?;
+        self.release(&mut transaction, status, reason, json!({})).await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Ends a run that trains nothing, in one transaction: a use of each generation, its result, and its
+    /// success. Refused if a tenant has withdrawn its consent meanwhile, or a generation has expired; the
+    /// run then begins anew.
+    pub async fn succeed(
+        &self,
+        pool: &PgPool,
+        policy: &str,
+        purpose: uses::Purpose,
+        used: &[Uuid],
+        result: &Value,
+        reason: &str,
+    ) -> anyhow::Result<()> {
+        let mut transaction = self.begin(pool).await?;
+        uses::insert(&mut transaction, self.run, uses::ONLY_STEP, purpose, used).await?;
+        refuse_withdrawn(&mut transaction, policy, used).await?;
+        sqlx::query!(
+            "update run set result = $2, steps_done = 1 where id = $1",
+            self.run,
+            result
+        )
+        .execute(&mut *transaction)
+        .await?;
+        let release = self.release(&mut transaction, Status::Succeeded, reason, json!({}));
+        release.await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Appends an event of the run, for people to read.
+    pub async fn append_event(&self, pool: &PgPool, level: &str, message: &str) -> Result<(), sqlx::Error> {
+        let mut connection = pool.acquire().await?;
+        append_event(&mut connection, self.run, level, message, &json!({})).await
     }
 
     /// Puts the run back into the queue, with the reason. A person's request that has come meanwhile is
     /// obeyed instead.
     pub async fn give_way(&self, pool: &PgPool, reason: &str) -> Result<(), Error> {
-        let mut transaction = edge::database::begin(pool).await?;
-        self.lock(&mut transaction).await?;
+        let mut transaction = self.begin(pool).await?;
         let now = sqlx::query!(
             r#"
             update run
@@ -137,7 +192,8 @@ impl Claim {
         .fetch_one(&mut *transaction)
         .await?;
         let message = format!("{}: {}", now.status, now.reason);
-        append_event(&mut transaction, self.run, "info", &message, &json!({})).await?;
+        let data = json!({"status": now.status});
+        append_event(&mut transaction, self.run, "info", &message, &data).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -161,23 +217,6 @@ pub async fn append_event(
     .execute(connection)
     .await?;
     Ok(())
-}
-
-/// Whether the alarm of this name has begun and not ended, by the run's events.
-pub async fn alarm_is_on(pool: &PgPool, run: Uuid, alarm: &str) -> Result<bool, sqlx::Error> {
-    let state = sqlx::query_scalar!(
-        r#"
-        select data ->> 'state' as "state!" from run_event
-        where run_id = $1 and data ->> 'alarm' = $2
-        order by id desc
-        limit 1
-        "#,
-        run,
-        alarm
-    )
-    .fetch_optional(pool)
-    .await?;
-    Ok(state.as_deref() == Some("began"))
 }
 
 /// The lease of the one process that executes a policy's runs: an advisory lock on a connection of

@@ -9,7 +9,6 @@ mod stored;
 
 use anyhow::ensure;
 use event_log::judge::{ApiKey, Endpoint, VOTES_MAX};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -21,49 +20,31 @@ pub use stored::sweep_expired;
 
 const NAME_CHARACTERS_MAX: usize = 64;
 
-/// `[[trainer.judge]]`: a model that graders ask, and where it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Options {
-    /// How graders call it: letters, digits, `-`, `_` and `.`, at most 64.
-    pub name: String,
-    /// Base URL of the endpoint, before `/chat/completions`.
-    pub url: String,
-    /// The model, as the endpoint calls it.
-    pub model: String,
-    /// How often each question is asked, an odd number. The majority decides, or of numbers the
-    /// median. A grader may choose another number. Default: 1.
-    #[serde(default = "one")]
-    pub votes: u32,
-    /// A grader may choose another one. Default: the endpoint's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<f64>,
-    /// Sent as `Authorization: Bearer`. Never printed. Default: none.
-    #[serde(default, skip_serializing)]
-    pub api_key: Option<ApiKey>,
-    /// Timeout of one request, seconds. Default: 30.
-    #[serde(default = "thirty")]
-    pub timeout_seconds: f64,
-    /// Requests at once. Default: 4.
-    #[serde(default = "four")]
-    pub concurrency: usize,
-    /// Requests for one vote, if the endpoint fails or its answer is not what was asked for. Then the
-    /// rollout has no grade. Default: 3.
-    #[serde(default = "three")]
-    pub tries_max: u32,
-}
-
-fn one() -> u32 {
-    1
-}
-fn three() -> u32 {
-    3
-}
-fn four() -> usize {
-    4
-}
-fn thirty() -> f64 {
-    30.0
+edge::options! {
+    /// `[[trainer.judge]]`: a model that graders ask, and where it is.
+    pub struct Options {
+        /// How graders call it: letters, digits, `-`, `_` and `.`, at most 64.
+        pub name: String,
+        /// Base URL of the endpoint, before `/chat/completions`.
+        pub url: String,
+        /// The model, as the endpoint calls it.
+        pub model: String,
+        /// How often each question is asked, an odd number. The majority decides, or of numbers the
+        /// median. A grader may choose another number.
+        pub votes: u32 = 1,
+        /// A grader may choose another one. Default: the endpoint's own.
+        pub temperature: Option<f64> = None,
+        /// Sent as `Authorization: Bearer`. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<ApiKey> = None,
+        /// Timeout of one request, seconds.
+        pub timeout_seconds: f64 = 30.0 => 0.1..=600.0,
+        /// Requests at once.
+        pub concurrency: usize = 4 => 1..=256,
+        /// Requests for one vote, if the endpoint fails or its answer is not what was asked for. Then the
+        /// rollout has no grade.
+        pub tries_max: u32 = 3 => 1..=20,
+    }
 }
 
 impl Options {
@@ -84,17 +65,11 @@ impl Options {
             "trainer.judge {name:?}: model must not be empty"
         );
         check_votes(self.votes).map_err(|why| anyhow::anyhow!("trainer.judge {name:?}: {why}"))?;
-        for (field, value, min, max) in [
-            ("temperature", self.temperature.unwrap_or(0.0), 0.0, 2.0),
-            ("timeout_seconds", self.timeout_seconds, 0.1, 600.0),
-            ("concurrency", self.concurrency as f64, 1.0, 256.0),
-            ("tries_max", f64::from(self.tries_max), 1.0, 20.0),
-        ] {
-            ensure!(
-                (min..=max).contains(&value),
-                "trainer.judge {name:?}: {field} must be from {min} to {max}"
-            );
-        }
+        self.check_ranges(&format!("trainer.judge {name:?}"))?;
+        ensure!(
+            (0.0..=2.0).contains(&self.temperature.unwrap_or(0.0)),
+            "trainer.judge {name:?}: temperature must be from 0 to 2"
+        );
         ensure!(
             self.api_key.as_ref().is_none_or(ApiKey::is_printable),
             "trainer.judge {name:?}: api_key must be printable ASCII; leave it out if the endpoint needs none"

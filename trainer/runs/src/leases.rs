@@ -1,10 +1,11 @@
-//! The states of rollouts, in the table `rollout`: who has leased one, and how it ended. A harness
-//! outside changes them through the API; the trainer's own harness does so directly.
+//! The states of rollouts, in the table `rollout`: who has leased one, how it ended, and what the run did
+//! with it. A harness outside changes them through the API; the trainer's own harness does so directly.
 
+use crate::claim::{self, Claim};
 use crate::grader::Grade;
 use serde::Serialize;
-use sqlx::PgPool;
 use sqlx::types::Json;
+use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -34,6 +35,8 @@ pub struct Rollout {
     pub expires_at: Option<OffsetDateTime>,
 }
 
+/// How often a rollout that was lost is offered again.
+pub const ATTEMPTS_MAX: i32 = 3;
 /// Codes of rollouts without a reward.
 pub const HARNESS_FAILED: &str = "harness_failed";
 
@@ -151,4 +154,147 @@ pub async fn fail(pool: &PgPool, id: Uuid, code: &str, reason: &str) -> Result<O
     )
     .fetch_optional(pool)
     .await
+}
+
+/// Offers a group of rollouts for each task of a draw. The caller's transaction is fenced.
+pub async fn offer(
+    connection: &mut PgConnection,
+    run: Uuid,
+    draw: i64,
+    tasks: &[&str],
+    group_size: u32,
+) -> sqlx::Result<()> {
+    let (mut ids, mut task_ids, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+    for task in tasks {
+        let group = Uuid::now_v7();
+        for _ in 0..group_size {
+            ids.push(Uuid::now_v7());
+            task_ids.push((*task).to_owned());
+            groups.push(group);
+        }
+    }
+    sqlx::query!(
+        r#"
+            insert into rollout (id, run_id, task_id, group_id, draw)
+            select id, $1, task, group_id, $2 from unnest($3::uuid[], $4::text[], $5::uuid[]) as r (id, task, group_id)
+            "#,
+        run,
+        draw,
+        &ids,
+        &task_ids,
+        &groups
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Gives up leases that have expired, and offers what was lost again.
+pub async fn expire(pool: &PgPool, claim: &Claim) -> Result<(), claim::Error> {
+    let mut transaction = claim.begin(pool).await?;
+    sqlx::query!(
+        r#"
+        update rollout set state = 'failed', code = 'lease_expired', finished_at = now()
+        where run_id = $1 and state = 'leased' and expires_at < now()
+        "#,
+        claim.run
+    )
+    .execute(&mut *transaction)
+    .await?;
+    // a failed one is settled next, so it is replaced once
+    let lost = sqlx::query!(
+        r#"
+        select id, task_id, group_id, draw, attempt, code = 'interrupted' as "interrupted!" from rollout
+        where run_id = $1 and state = 'failed' and attempt < $2
+        "#,
+        claim.run,
+        ATTEMPTS_MAX
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let replaced: Vec<Uuid> = lost.iter().map(|one| one.id).collect();
+    for one in lost {
+        sqlx::query!(
+            "insert into rollout (id, run_id, task_id, group_id, draw, attempt) values ($1, $2, $3, $4, $5, $6)",
+            Uuid::now_v7(),
+            claim.run,
+            one.task_id,
+            one.group_id,
+            one.draw,
+            // nobody's fault
+            one.attempt + i32::from(!one.interrupted)
+        )
+        .execute(&mut *transaction)
+        .await?;
+    }
+    // a harness may fail another one meanwhile, which is settled after it is replaced
+    sqlx::query!(
+        "update rollout set attempt = $2 where run_id = $1 and id = any($3)",
+        claim.run,
+        ATTEMPTS_MAX,
+        &replaced
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// Notes that the ends of rollouts are in the log.
+pub async fn mark_settled(connection: &mut PgConnection, run: Uuid, ids: &[Uuid]) -> sqlx::Result<()> {
+    sqlx::query!(
+        r#"
+        update rollout set state = 'settled', settled_at = now()
+        where run_id = $1 and id = any($2) and state in ('rewarded', 'failed')
+        "#,
+        run,
+        ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// No further step is made of the draw.
+pub async fn spend(pool: &PgPool, claim: &Claim, draw: i64) -> Result<(), claim::Error> {
+    let mut transaction = claim.begin(pool).await?;
+    sqlx::query!(
+        "update rollout set state = 'spent' where run_id = $1 and draw = $2 and state <> 'spent'",
+        claim.run,
+        draw
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// What an earlier execution was working on, as this holder, is offered again.
+pub async fn give_up_interrupted(pool: &PgPool, claim: &Claim, holder: &str) -> Result<(), claim::Error> {
+    let mut transaction = claim.begin(pool).await?;
+    sqlx::query!(
+        r#"
+            update rollout set state = 'failed', code = 'interrupted', finished_at = now()
+            where run_id = $1 and state = 'leased' and holder = $2
+            "#,
+        claim.run,
+        holder
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// Notes that the trainer's own harness received an answer. One that was logged and not received is asked
+/// for again.
+pub async fn note_received(pool: &PgPool, id: Uuid, generation: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "update rollout set answers = array_append(answers, $2) where id = $1 and state = 'leased'",
+        id,
+        generation
+    )
+    .execute(pool)
+    .await?;
+    Ok(())
 }

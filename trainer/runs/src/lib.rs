@@ -5,7 +5,7 @@
 //! api/       runs, versions and lines over HTTP
 //! options    `[trainer]` of the configuration file
 //! settings   a step's loss, correction, optimizer and bounds, by name and constants
-//! claim      who may write for a run
+//! run        kinds and statuses; claim: who may write for a run; alarm: what people are told of it
 //! schedule/  when a run may work
 //! select/    rewarded trajectories of the database ─► samples; others get the reason why not
 //! sample     one trajectory, as what learns gets it; `grammar` and `explore` say how it was sampled
@@ -23,6 +23,7 @@
 //! serving only as a URL, and reads which version an alias serves from the view `alias`.
 
 pub mod advantage;
+pub mod alarm;
 pub mod api;
 pub mod claim;
 pub mod context;
@@ -38,6 +39,8 @@ pub mod monitors;
 pub mod options;
 pub mod publish;
 pub mod random;
+pub mod realtime;
+pub mod run;
 pub mod sample;
 pub mod schedule;
 pub mod select;
@@ -45,4 +48,4 @@ pub mod settings;
 pub mod show_rate;
 pub mod uses;
 
-pub use options::Options;
+pub use options::{Options, REALTIME_LINE};

@@ -1,6 +1,6 @@
 //! What training a model needs of memory, said before any of it is taken.
 
-use crate::options::Options;
+use crate::options::{Options, REALTIME_LINE};
 use crate::publish::record;
 use crate::settings::StepSettings;
 use anyhow::Context;
@@ -115,10 +115,9 @@ pub async fn size_at_start(
     store: &Store,
     keys_dir: &Path,
     policy: &str,
-    options: &Options,
     base: &Path,
 ) -> anyhow::Result<Option<Size>> {
-    let size = match record::line(pool, policy, &options.realtime.line).await? {
+    let size = match record::line(pool, policy, REALTIME_LINE).await? {
         Some((head, _)) => {
             let keys = TrustedKeys::load(keys_dir).context("load the trusted keys")?;
             size_of(store, policy, head, keys).await

@@ -9,9 +9,10 @@
 
 mod message;
 
-use crate::options::Realtime;
+use crate::options::{REALTIME_LINE, Realtime};
+use crate::realtime::{self, Run};
 use crate::select::first_id_of_the_last;
-use crate::{claim, learning};
+use crate::{alarm, learning};
 use anyhow::Context;
 use artifact::assignment::{CANARY, CHAMPION, LEARNER};
 use evidence::change::{Change, News, Side};
@@ -38,20 +39,18 @@ pub async fn watch(pool: PgPool, policy: &str, options: &Realtime, shutdown: &Ca
         return;
     }
     let monitors = Monitors { pool, policy, options };
-    loop {
-        tokio::select! {
-            polled = monitors.poll() => {
-                if let Err(error) = polled {
-                    tracing::warn!(error = format!("{error:#}"), "could not look for changes of the learning arm's answers");
-                }
+    let watching = async {
+        loop {
+            if let Err(error) = monitors.poll().await {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "could not look for changes of the learning arm's answers"
+                );
             }
-            () = shutdown.cancelled() => return,
+            tokio::time::sleep(POLL_EVERY).await;
         }
-        tokio::select! {
-            () = tokio::time::sleep(POLL_EVERY) => {}
-            () = shutdown.cancelled() => return,
-        }
-    }
+    };
+    shutdown.run_until_cancelled(watching).await;
 }
 
 #[derive(Debug)]
@@ -105,12 +104,7 @@ impl Row {
 impl Monitors<'_> {
     /// Takes all that has closed since the last time.
     pub async fn poll(&self) -> anyhow::Result<()> {
-        let run = sqlx::query_scalar!(
-            "select id from run where policy = $1 and line = $2 and kind = 'realtime'",
-            self.policy,
-            self.options.line
-        );
-        let Some(run) = run.fetch_optional(&self.pool).await? else {
+        let Some(Run { id: run, .. }) = realtime::find(&self.pool, self.policy, REALTIME_LINE).await? else {
             return Ok(());
         };
         let arms = self.arms().await?;
@@ -235,13 +229,12 @@ impl Monitors<'_> {
         told: &Told,
     ) -> Result<(), sqlx::Error> {
         let message = told.message(arms.watched, surface, figure, self.options.alarms.reference_answers);
-        let (level, state, levels) = match told.news {
-            News::Changed(levels) => ("warn", "began", levels),
-            News::Settled(levels) => ("info", "ended", levels),
+        let (begins, levels) = match told.news {
+            News::Changed(levels) => (true, levels),
+            News::Settled(levels) => (false, levels),
         };
+        let alarm = format!("{} of {surface}", figure.name());
         let data = json!({
-            "alarm": format!("{} of {surface}", figure.name()),
-            "state": state,
             "figure": figure,
             "surface": surface,
             "version": told.version,
@@ -249,12 +242,7 @@ impl Monitors<'_> {
             "recent": levels.recent,
             "others": levels.others,
         });
-        claim::append_event(connection, run, level, &message, &data).await?;
-        match told.news {
-            News::Changed(_) => tracing::warn!(%run, "{message}"),
-            News::Settled(_) => tracing::info!(%run, "{message}"),
-        }
-        Ok(())
+        alarm::tell(connection, run, &alarm, begins, &message, data).await
     }
 
     /// For people, as the page shows it.

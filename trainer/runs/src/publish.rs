@@ -30,7 +30,7 @@ pub use error::Error;
 pub use external::{External, Outcome, publish_external};
 pub use import::{import, import_checkpoint};
 pub use quantized::QuantizedCopies;
-pub use record::{line, refuse_withdrawn};
+pub use record::{begin_line, line, rebase_line, refuse_withdrawn};
 pub use shards::{ShardedVersion, publish_shards, put_shard};
 
 use crate::claim::Claim;
@@ -352,8 +352,7 @@ impl Publisher {
     /// The commit, in one transaction. Refused if the executor has been replaced, if the line has
     /// moved, or if a generation already has a disposition.
     pub async fn commit(&self, claim: &Claim, prepared: &Prepared) -> Result<(), Error> {
-        let mut transaction = edge::database::begin(&self.pool).await?;
-        claim.lock(&mut transaction).await?;
+        let mut transaction = claim.begin(&self.pool).await?;
         record::commit(&mut transaction, prepared).await?;
         transaction.commit().await?;
         Ok(())

@@ -2,6 +2,7 @@
 //! priority; and when it comes again. Part of a run's configuration (`schedule`).
 
 pub mod cron;
+mod recurrence;
 
 use cron::Cron;
 use edge::window::Window;
@@ -9,6 +10,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use time::OffsetDateTime;
+
+pub use recurrence::queue_next;
 
 /// The name of its field in a run's configuration.
 const FIELD: &str = "schedule";

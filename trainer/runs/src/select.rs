@@ -157,8 +157,7 @@ pub async fn drop_without_consent(
     claim: &Claim,
     since: Option<Duration>,
 ) -> Result<u64, claim::Error> {
-    let mut transaction = edge::database::begin(pool).await?;
-    claim.lock(&mut transaction).await?;
+    let mut transaction = claim.begin(pool).await?;
     let mut dropped = 0;
     loop {
         let count = sqlx::query_scalar!(

@@ -1,48 +1,38 @@
 //! Names and constants of what a step computes, and their bounds: `[trainer.realtime.step]`, and the
 //! loss of a GRPO run. The formulas are in `trainer/src/learn`.
 
+use edge::options::above;
 use serde::{Deserialize, Serialize};
 
-/// One optimizer step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct StepSettings {
-    /// Default: `reinforce_is` with its weight truncated at 2.
-    pub loss: Loss,
-    /// For tokens that an engine with other arithmetic sampled; default: `tis` with a cap of 2. It
-    /// changes nothing about tokens of our own engine.
-    pub correction: Correction,
-    /// Default: `seq-mean-token-sum`.
-    pub aggregation: Aggregation,
-    #[serde(rename = "optimiser")]
-    pub optimizer: OptimizerSettings,
-    /// Tokens that go through the model together; default 4096. Changes memory, not results.
-    pub micro_batch_tokens: usize,
-    /// What a forward pass may keep for its gradient besides each layer's input, in bytes; default
-    /// 1073741824 (1 GiB). What does not fit is computed again. Changes memory and speed, not results.
-    pub activation_bytes_max: u64,
-}
-
-impl Default for StepSettings {
-    fn default() -> Self {
-        StepSettings {
-            loss: Loss::ReinforceIs { cap: 2.0 },
-            correction: Correction::Tis { cap: 2.0 },
-            aggregation: Aggregation::default(),
-            optimizer: OptimizerSettings::default(),
-            micro_batch_tokens: 4096,
-            activation_bytes_max: 1 << 30,
-        }
+edge::options! {
+    /// One optimizer step.
+    #[derive(Copy)]
+    pub struct StepSettings {
+        /// Or: { name = "ppo_clip", low = 0.2, high = 0.28 }, { name = "gspo", low = 3e-4, high =
+        /// 4e-4 }; for rewards that are accepts and rejects: { name = "verdicts", weight_max = 20.0
+        /// }.
+        pub loss: Loss = Loss::ReinforceIs { cap: 2.0 },
+        /// Tokens that an engine with other arithmetic sampled get a factor, from w = recomputed /
+        /// logged probability: min(w, cap). Our own engine has w = 1, so nothing changes for it. Or:
+        /// { name = "none" }.
+        pub correction: Correction = Correction::Tis { cap: 2.0 },
+        /// Or `token-mean`, `seq-mean-token-mean`.
+        pub aggregation: Aggregation,
+        #[serde(rename = "optimiser")]
+        pub optimizer: OptimizerSettings,
+        /// Tokens that go through the model together. Changes memory, not results.
+        pub micro_batch_tokens: usize = 4096 => 1..,
+        /// What a forward pass may keep for its gradient besides each layer's input, in bytes.
+        /// What does not fit is computed again. Changes memory and speed, not results.
+        pub activation_bytes_max: u64 = 1 << 30,
     }
 }
 
 impl StepSettings {
     /// Refuses constants that make no sense. The text begins with the field.
     pub fn check(&self) -> Result<(), String> {
-        self.optimizer.check().map_err(|why| format!("optimiser.{why}"))?;
-        if self.micro_batch_tokens == 0 {
-            return Err("micro_batch_tokens must be above 0".into());
-        }
+        self.optimizer.check_ranges("optimiser")?;
+        self.check_ranges("")?;
         self.correction.check().map_err(str::to_owned)?;
         self.loss.check().map_err(str::to_owned)
     }
@@ -150,106 +140,42 @@ impl Correction {
     }
 }
 
-/// Constants of AdamW (Loshchilov and Hutter 2019).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimizerSettings {
-    /// Step size, default 3e-4.
-    pub learning_rate: f64,
-    /// Decay of the first moment, default 0.9.
-    pub beta1: f64,
-    /// Decay of the second moment, default 0.95.
-    pub beta2: f64,
-    /// Added to the root of the second moment, default 1e-8.
-    pub epsilon: f64,
-    /// Decoupled decay of matrices, default 0. Vectors such as norms do not decay.
-    pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm, default 1.
-    pub clip_norm: f64,
-}
-
-impl Default for OptimizerSettings {
-    fn default() -> Self {
-        OptimizerSettings {
-            learning_rate: 3e-4,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            clip_norm: 1.0,
-        }
+edge::options! {
+    /// Constants of AdamW (Loshchilov and Hutter 2019).
+    #[derive(Copy)]
+    pub struct OptimizerSettings {
+        /// Step size.
+        pub learning_rate: f64 = 3e-4 => above(0.0),
+        /// Decay of the first moment.
+        pub beta1: f64 = 0.9 => 0.0..1.0,
+        /// Decay of the second moment.
+        pub beta2: f64 = 0.95 => 0.0..1.0,
+        /// Added to the root of the second moment.
+        pub epsilon: f64 = 1e-8 => above(0.0),
+        /// Decoupled decay of matrices. Vectors such as norms do not decay.
+        pub weight_decay: f64 = 0.0 => 0.0..f64::INFINITY,
+        /// Gradients are scaled down to this global norm.
+        pub clip_norm: f64 = 1.0 => above(0.0),
     }
 }
 
-impl OptimizerSettings {
-    /// Refuses constants that make no sense. The text begins with the field.
-    pub fn check(&self) -> Result<(), &'static str> {
-        let unit = |v: f64| (0.0..1.0).contains(&v);
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        let rules = [
-            (positive(self.learning_rate), "learning_rate must be above 0"),
-            (unit(self.beta1), "beta1 must be in [0, 1)"),
-            (unit(self.beta2), "beta2 must be in [0, 1)"),
-            (positive(self.epsilon), "epsilon must be above 0"),
-            (
-                self.weight_decay.is_finite() && self.weight_decay >= 0.0,
-                "weight_decay must not be negative",
-            ),
-            (positive(self.clip_norm), "clip_norm must be above 0"),
-        ];
-        match rules.iter().find(|(holds, _)| !holds) {
-            Some((_, why)) => Err(why),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Bounds of one optimizer step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Global gradient norm before clipping, in units of the loss; default 1000.
-    pub gradient_norm_max: f64,
-    /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the trained
-    /// tokens, or as many as fit in 256 MiB; default 0.5.
-    pub kl_max: f64,
-    /// Largest |logged − recomputed| log-probability of the trained tokens of a sample of our own
-    /// engine, nats; default 0: exact. A sample beyond it is quarantined.
-    pub difference_max: f64,
-    /// Largest mean k3 of the trained tokens of a sample of another engine, nats; default 0.05. A token
-    /// counts with at most 0.2, so almost a quarter of the tokens may be off by any amount, and at 0.2 or
-    /// more nothing is quarantined. A sample beyond it is not from the version that it names. If those of
-    /// most users are, on every replica and whatever the engine, the run pauses.
-    pub k3_max: f64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            gradient_norm_max: 1000.0,
-            kl_max: 0.5,
-            difference_max: 0.0,
-            k3_max: 0.05,
-        }
-    }
-}
-
-impl Limits {
-    /// Refuses limits that are not finite or not above 0. The text begins with the field.
-    pub fn check(&self) -> Result<(), String> {
-        let limits = [
-            ("gradient_norm_max", self.gradient_norm_max),
-            ("kl_max", self.kl_max),
-            ("k3_max", self.k3_max),
-        ];
-        if let Some((name, limit)) = limits.iter().find(|(_, limit)| !limit.is_finite() || *limit <= 0.0) {
-            return Err(format!("{name} is {limit}; it must be finite and above 0"));
-        }
-        let exact = self.difference_max;
-        if !exact.is_finite() || exact < 0.0 {
-            return Err(format!("difference_max is {exact}; it must be finite and not below 0"));
-        }
-        Ok(())
+edge::options! {
+    /// Bounds of one optimizer step.
+    #[derive(Copy)]
+    pub struct Limits {
+        /// Global gradient norm before clipping, in units of the loss.
+        pub gradient_norm_max: f64 = 1000.0 => above(0.0),
+        /// KL(old‖new) in nats, exact over the vocabulary, mean over at least a quarter of the
+        /// trained tokens, or as many as fit in 256 MiB.
+        pub kl_max: f64 = 0.5 => above(0.0),
+        /// Largest |logged − recomputed| log-probability of a trained token that our own engine
+        /// sampled, nats; 0: exact. A sample beyond it is quarantined, not the cohort.
+        pub difference_max: f64 = 0.0 => 0.0..f64::INFINITY,
+        /// Largest mean k3 of the trained tokens of a sample of another engine, nats. A token counts
+        /// with at most 0.2, so almost a quarter of the tokens may be off by any amount, and at 0.2
+        /// or more nothing is quarantined. A sample beyond it is not from the version that it names.
+        /// If those of most users are, on every replica and whatever the engine, the run pauses.
+        pub k3_max: f64 = 0.05 => above(0.0),
     }
 }
 

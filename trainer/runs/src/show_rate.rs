@@ -7,16 +7,17 @@
 
 mod bound;
 
-use crate::options::Realtime;
+use crate::alarm::Alarm;
+use crate::learning;
+use crate::options::{REALTIME_LINE, Realtime};
+use crate::realtime::{self, Run};
 use crate::select::first_id_of_the_last;
-use crate::{claim, learning};
 use artifact::assignment::{CHAMPION, LEARNER};
 use bound::{Observation, Reference, ShowCounts};
 use serde_json::json;
 use sqlx::PgPool;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 /// Marks the alarm's events in `run_event.data`.
 const ALARM: &str = "show_rate";
@@ -50,13 +51,7 @@ pub struct ShowRateAlarm<'a> {
     policy: &'a str,
     options: &'a Realtime,
     /// `None`: not read from the run's events yet.
-    active: Option<bool>,
-}
-
-/// The realtime run.
-struct Run {
-    id: Uuid,
-    base_version: Option<i64>,
+    alarm: Option<Alarm>,
 }
 
 /// The recent generations of one arm.
@@ -75,16 +70,18 @@ impl<'a> ShowRateAlarm<'a> {
             pool,
             policy,
             options,
-            active: None,
+            alarm: None,
         }
     }
 
     /// Reads the show rates once. Appends an event if the alarm begins or ends.
     pub async fn poll(&mut self) -> Result<(), sqlx::Error> {
-        let Some(run) = self.run().await? else { return Ok(()) };
-        let was_active = match self.active {
-            Some(active) => active,
-            None => claim::alarm_is_on(&self.pool, run.id, ALARM).await?,
+        let Some(run) = realtime::find(&self.pool, self.policy, REALTIME_LINE).await? else {
+            return Ok(());
+        };
+        let mut alarm = match self.alarm.take() {
+            Some(alarm) => alarm,
+            None => Alarm::open(&self.pool, run.id, ALARM).await?,
         };
         let arms = self.recent_arms().await?;
         arms.iter().for_each(Arm::record_metrics);
@@ -99,24 +96,20 @@ impl<'a> ShowRateAlarm<'a> {
             explore: f64::from(learning.explore),
             rate_min: self.options.alarms.show_rate_min,
         };
-        let active = observation.is_low(was_active);
-        metrics::gauge!("springtide_train_show_rate_alarm", "arm" => alias.to_owned()).set(f64::from(u8::from(active)));
-        if active != was_active {
-            self.append_event(run.id, &observation, active).await?;
-        }
-        self.active = Some(active);
+        let active = observation.is_low(alarm.is_active());
+        let message = match active {
+            true => observation.begin_message(),
+            false => observation.end_message(),
+        };
+        let data = json!({
+            "show_rate": observation.shown.rate(),
+            "bound": observation.bound(),
+            "reference": observation.reference.map(Reference::rate),
+        });
+        alarm.set(&self.pool, run.id, active, &message, data).await?;
+        metrics::gauge!("springtide_train_show_rate_alarm", "arm" => alias.to_owned()).set(alarm.gauge());
+        self.alarm = Some(alarm);
         Ok(())
-    }
-
-    async fn run(&self) -> Result<Option<Run>, sqlx::Error> {
-        sqlx::query_as!(
-            Run,
-            "select id, base_version from run where policy = $1 and line = $2 and kind = 'realtime'",
-            self.policy,
-            self.options.line
-        )
-        .fetch_optional(&self.pool)
-        .await
     }
 
     async fn recent_arms(&self) -> Result<Vec<Arm>, sqlx::Error> {
@@ -158,27 +151,6 @@ impl<'a> ShowRateAlarm<'a> {
         .fetch_one(&self.pool)
         .await?;
         Ok(shown.is_enough().then_some(Reference::First { version, shown }))
-    }
-
-    async fn append_event(&self, run: Uuid, observation: &Observation<'_>, active: bool) -> Result<(), sqlx::Error> {
-        let (level, state, message) = match active {
-            true => ("warn", "began", observation.begin_message()),
-            false => ("info", "ended", observation.end_message()),
-        };
-        let data = json!({
-            "alarm": ALARM,
-            "state": state,
-            "show_rate": observation.shown.rate(),
-            "bound": observation.bound(),
-            "reference": observation.reference.map(Reference::rate),
-        });
-        let mut connection = self.pool.acquire().await?;
-        claim::append_event(&mut connection, run, level, &message, &data).await?;
-        match active {
-            true => tracing::warn!(%run, "{message}"),
-            false => tracing::info!(%run, "{message}"),
-        }
-        Ok(())
     }
 }
 

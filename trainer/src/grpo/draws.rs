@@ -29,11 +29,11 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use runs::advantage::GroupAdvantage;
 use runs::api::grpo::{Config, Overlong};
 use runs::claim::Claim;
+use runs::leases::{self, ATTEMPTS_MAX};
 use runs::random::Random;
 use runs::sample::Sample;
 use runs::select;
 use runs::select::rollouts::staleness;
-use sqlx::PgConnection;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
@@ -41,8 +41,6 @@ use uuid::Uuid;
 
 pub(super) use draw::{Draw, Graded};
 
-/// How often a rollout that was lost is offered again.
-const ATTEMPTS_MAX: i32 = 3;
 /// The metric that is the reward of the surface `environment`.
 const METRIC: &str = "reward";
 /// Events in flight to the log.
@@ -109,7 +107,7 @@ impl<'a> Draws<'a> {
     pub async fn read_oldest(&mut self, executor: &Executor<'_>, draw: &mut Draw) -> anyhow::Result<Vec<Sample>> {
         let run = executor.claim.run;
         loop {
-            self.expire(&executor.claim).await?;
+            leases::expire(&self.trainer.pool, &executor.claim).await?;
             self.settle(&executor.claim).await?;
             let unspent = self.unspent(run).await?;
             let steps_left = usize::try_from(self.config.steps - executor.steps_done).unwrap_or(0);
@@ -156,21 +154,6 @@ impl<'a> Draws<'a> {
         Ok(lag.unwrap_or(0).saturating_add(before) <= staleness_max as usize)
     }
 
-    /// No further step is made of the draw.
-    pub async fn spend(&self, claim: &Claim, draw: i64) -> anyhow::Result<()> {
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
-        sqlx::query!(
-            "update rollout set state = 'spent' where run_id = $1 and draw = $2 and state <> 'spent'",
-            claim.run,
-            draw
-        )
-        .execute(&mut *transaction)
-        .await?;
-        transaction.commit().await?;
-        Ok(())
-    }
-
     /// The draws that no step was made of, the oldest first, and how many of their rollouts have not
     /// settled.
     async fn unspent(&self, run: Uuid) -> anyhow::Result<Vec<(i64, i64)>> {
@@ -191,8 +174,7 @@ impl<'a> Draws<'a> {
 
     /// Offers the next draw: groups of rollouts of tasks that the seed and the draw's number choose.
     async fn offer(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
+        let mut transaction = claim.begin(&self.trainer.pool).await?;
         let draw = sqlx::query_scalar!(
             r#"select coalesce(max(draw) + 1, 0) as "draw!" from rollout where run_id = $1"#,
             claim.run
@@ -200,7 +182,7 @@ impl<'a> Draws<'a> {
         .fetch_one(&mut *transaction)
         .await?;
         let tasks = self.tasks_of(draw, 0, self.tasks.len().min(self.config.tasks_per_step as usize));
-        self.insert(&mut transaction, claim.run, draw, tasks).await?;
+        leases::offer(&mut transaction, claim.run, draw, &tasks, self.config.group_size).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -213,10 +195,9 @@ impl<'a> Draws<'a> {
         if count == 0 {
             return Ok(false);
         }
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
+        let mut transaction = claim.begin(&self.trainer.pool).await?;
         let tasks = self.tasks_of(draw, drawn, count);
-        self.insert(&mut transaction, claim.run, draw, tasks).await?;
+        leases::offer(&mut transaction, claim.run, draw, &tasks, self.config.group_size).await?;
         transaction.commit().await?;
         Ok(true)
     }
@@ -255,88 +236,13 @@ impl<'a> Draws<'a> {
     }
 
     /// The tasks of a draw, after the first `skip`.
-    fn tasks_of(&self, draw: i64, skip: usize, count: usize) -> Vec<&String> {
+    fn tasks_of(&self, draw: i64, skip: usize, count: usize) -> Vec<&str> {
         let chosen = choose(self.config.seed, draw, self.tasks.len(), skip, count);
-        chosen.into_iter().filter_map(|index| self.tasks.get(index)).collect()
-    }
-
-    /// Offers a group of rollouts for each task.
-    async fn insert(&self, connection: &mut PgConnection, run: Uuid, draw: i64, of: Vec<&String>) -> sqlx::Result<()> {
-        let (mut ids, mut tasks, mut groups) = (Vec::new(), Vec::new(), Vec::new());
-        for task in of {
-            let group = Uuid::now_v7();
-            for _ in 0..self.config.group_size {
-                ids.push(Uuid::now_v7());
-                tasks.push(task.clone());
-                groups.push(group);
-            }
-        }
-        sqlx::query!(
-            r#"
-            insert into rollout (id, run_id, task_id, group_id, draw)
-            select id, $1, task, group_id, $2 from unnest($3::uuid[], $4::text[], $5::uuid[]) as r (id, task, group_id)
-            "#,
-            run,
-            draw,
-            &ids,
-            &tasks,
-            &groups
-        )
-        .execute(connection)
-        .await?;
-        Ok(())
-    }
-
-    /// Gives up leases that have expired, and offers what was lost again.
-    async fn expire(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
-        sqlx::query!(
-            r#"
-            update rollout set state = 'failed', code = 'lease_expired', finished_at = now()
-            where run_id = $1 and state = 'leased' and expires_at < now()
-            "#,
-            claim.run
-        )
-        .execute(&mut *transaction)
-        .await?;
-        // a failed one is settled next, so it is replaced once
-        let lost = sqlx::query!(
-            r#"
-            select id, task_id, group_id, draw, attempt, code = 'interrupted' as "interrupted!" from rollout
-            where run_id = $1 and state = 'failed' and attempt < $2
-            "#,
-            claim.run,
-            ATTEMPTS_MAX
-        )
-        .fetch_all(&mut *transaction)
-        .await?;
-        let replaced: Vec<Uuid> = lost.iter().map(|one| one.id).collect();
-        for one in lost {
-            sqlx::query!(
-                "insert into rollout (id, run_id, task_id, group_id, draw, attempt) values ($1, $2, $3, $4, $5, $6)",
-                Uuid::now_v7(),
-                claim.run,
-                one.task_id,
-                one.group_id,
-                one.draw,
-                // nobody's fault
-                one.attempt + i32::from(!one.interrupted)
-            )
-            .execute(&mut *transaction)
-            .await?;
-        }
-        // a harness may fail another one meanwhile, which is settled after it is replaced
-        sqlx::query!(
-            "update rollout set attempt = $2 where run_id = $1 and id = any($3)",
-            claim.run,
-            ATTEMPTS_MAX,
-            &replaced
-        )
-        .execute(&mut *transaction)
-        .await?;
-        transaction.commit().await?;
-        Ok(())
+        chosen
+            .into_iter()
+            .filter_map(|index| self.tasks.get(index))
+            .map(String::as_str)
+            .collect()
     }
 
     /// Posts the ends of rollouts to the log. What is repeated after a restart is the same events.
@@ -345,9 +251,8 @@ impl<'a> Draws<'a> {
         if ids.is_empty() {
             return Ok(());
         }
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
-        mark_settled(&mut transaction, claim.run, &ids).await?;
+        let mut transaction = claim.begin(&self.trainer.pool).await?;
+        leases::mark_settled(&mut transaction, claim.run, &ids).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -400,7 +305,7 @@ pub(crate) async fn settle_waiting(trainer: &Trainer) -> anyhow::Result<()> {
     for run in runs {
         let ids = post_ends(trainer, &run.tenant_id, run.id).await?;
         // an executor that begins meanwhile posts the same events
-        mark_settled(&mut *trainer.pool.acquire().await?, run.id, &ids).await?;
+        leases::mark_settled(&mut *trainer.pool.acquire().await?, run.id, &ids).await?;
     }
     Ok(())
 }
@@ -427,20 +332,6 @@ async fn post_ends(trainer: &Trainer, tenant: &str, run: Uuid) -> anyhow::Result
         .await
         .context("post the ends of rollouts to the log")?;
     Ok(ids)
-}
-
-async fn mark_settled(connection: &mut PgConnection, run: Uuid, ids: &[Uuid]) -> sqlx::Result<()> {
-    sqlx::query!(
-        r#"
-        update rollout set state = 'settled', settled_at = now()
-        where run_id = $1 and id = any($2) and state in ('rewarded', 'failed')
-        "#,
-        run,
-        ids
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
 }
 
 async fn post_end(trainer: &Trainer, tenant: &str, run: Uuid, id: Uuid, reward: Option<f64>) -> anyhow::Result<()> {

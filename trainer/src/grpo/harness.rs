@@ -15,12 +15,10 @@ use event_log::lease::Lease;
 use futures::{FutureExt, future};
 use reqwest::header::RETRY_AFTER;
 use runs::api::grpo::{Config, Environment};
-use runs::claim::Claim;
 use runs::grader::{self, Grade};
 use runs::judge::RunJudges;
 use runs::leases::{self, HARNESS_FAILED, Taken};
 use serde_json::{Value, json};
-use sqlx::PgPool;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::Mutex;
@@ -136,24 +134,6 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// What an earlier execution was working on is offered again.
-    pub async fn give_up_interrupted(&self, claim: &Claim) -> anyhow::Result<()> {
-        let mut transaction = edge::database::begin(&self.trainer.pool).await?;
-        claim.lock(&mut transaction).await?;
-        sqlx::query!(
-            r#"
-            update rollout set state = 'failed', code = 'interrupted', finished_at = now()
-            where run_id = $1 and state = 'leased' and holder = $2
-            "#,
-            self.run,
-            HOLDER
-        )
-        .execute(&mut *transaction)
-        .await?;
-        transaction.commit().await?;
-        Ok(())
-    }
-
     /// Makes one rollout, and stores how it ended.
     async fn work(&self, taken: Taken, timeout: Duration) -> anyhow::Result<()> {
         let pool = &self.trainer.pool;
@@ -266,23 +246,10 @@ impl<'a> Harness<'a> {
                 let received = answer["choices"][0]["generation_id"].as_str();
                 let received = received.and_then(|id| id.parse().ok());
                 let received: Uuid = received.context("the answer of the serving API has no generation_id")?;
-                note_received(&self.trainer.pool, taken.id, received).await?;
+                leases::note_received(&self.trainer.pool, taken.id, received).await?;
                 return Ok(answer);
             }
             return Err(served::refusal(response).await);
         }
     }
-}
-
-/// Notes that the trainer's own harness received an answer. One that was logged and not received is asked
-/// for again.
-async fn note_received(pool: &PgPool, id: Uuid, generation: Uuid) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "update rollout set answers = array_append(answers, $2) where id = $1 and state = 'leased'",
-        id,
-        generation
-    )
-    .execute(pool)
-    .await?;
-    Ok(())
 }

@@ -5,7 +5,8 @@
 //! measured, and ends with its first id that ends a generation. Texts are users': they are never logged, and one
 //! that a tokenizer would read a special token in is refused.
 
-use super::{Failed, Read, SIZED_AT_ONCE};
+use super::Failed;
+use super::pages::{Read, SIZED_AT_ONCE, generations_of};
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use runs::dataset::store::CLOSED_FOR;
@@ -50,9 +51,8 @@ impl Demonstrations {
 
     /// Those of the trajectories that have a demonstration about one of their generations.
     pub(super) async fn with_any(&self, members: &[Member]) -> anyhow::Result<Vec<Member>> {
-        let ids: Vec<Uuid> = members.iter().flat_map(|member| &member.generations).copied().collect();
         let mut found = BTreeSet::new();
-        for slice in ids.chunks(SIZED_AT_ONCE) {
+        for slice in generations_of(members).chunks(SIZED_AT_ONCE) {
             found.extend(self.read(slice, false).await?.into_keys());
         }
         let has = |member: &&Member| member.generations.iter().any(|id| found.contains(id));

@@ -43,23 +43,20 @@ mod demonstrated;
 mod reward_model;
 mod trajectories;
 
+use super::Failed;
 use super::demonstrations::Demonstrations;
-use super::{
-    Configuration, Failed, configuration, dataset_of, generations_of, is_stopped, pages_of, read_samples, succeed,
-};
+use super::execution::Execution;
+use super::pages::{Pages, generations_of};
 use crate::learn::batch::{self, MicroBatch};
 use crate::learn::behavior;
-use crate::trainer::Trainer;
 use anyhow::Context;
-use demonstrated::{Demonstrated, Looked, Version};
+use demonstrated::{Demonstrated, Version};
 use evidence::offpolicy::{self, Limits};
 use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
 use reward_model::{Opening, Outcome};
 use runs::api::create::version_of;
 use runs::api::offline::Evaluation;
-use runs::claim::Claim;
-use runs::dataset;
 use runs::grammar::Grammars;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::Answers;
@@ -67,7 +64,6 @@ use runs::uses::Purpose;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
 use trajectories::Trajectories;
 use uuid::Uuid;
 
@@ -184,17 +180,11 @@ impl Score {
     }
 }
 
-pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &CancellationToken) -> anyhow::Result<()> {
-    let Some(claim) = Claim::take(&trainer.pool, id).await? else {
-        return Ok(());
-    };
-    let Configuration {
-        config,
-        base_version: version,
-        ..
-    } = configuration::<Evaluation>(&trainer.pool, id).await?;
+pub(super) async fn measure(run: &Execution<'_>) -> anyhow::Result<()> {
+    let trainer = run.trainer;
+    let config: Evaluation = run.config()?;
     let version = match &config.base {
-        None => version,
+        None => run.base_version,
         Some(name) => {
             let found = version_of(&trainer.pool, &trainer.policy, name).await?;
             let gone = || {
@@ -208,10 +198,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     };
     let version = version
         .ok_or_else(|| Failed("the run names no version to measure: create it again with `base_version`".into()))?;
-    let dataset = dataset_of(trainer, &config.dataset).await?;
-    let mut connection = trainer.pool.acquire().await?;
-    let members = dataset::available(&mut connection, &dataset, None).await?;
-    drop(connection);
+    let (dataset, members) = run.dataset(&config.dataset, None).await?;
     let checkpoint = trainer.publisher.load(version).await.context("load the version")?;
     let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
     let arithmetic = trainer.arithmetic.clone();
@@ -231,25 +218,21 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
     };
     // without them the version is measured by rewards alone
     let demonstrations = Demonstrations::new(&trainer.pool, &checkpoint, &limits, &dataset)
-        .inspect_err(|error| tracing::info!(run = %id, %error, "the version is not measured by demonstrations"))
+        .inspect_err(
+            |error| tracing::info!(run = %run.claim.run, %error, "the version is not measured by demonstrations"),
+        )
         .ok();
     drop(checkpoint); // the model has its weights
     let mut trajectories = Trajectories::new(&members);
-    for slice in generations_of(&members) {
-        for page in pages_of(trainer, &slice).await? {
-            if is_stopped(&trainer.pool, &claim, shutdown).await? {
-                return Ok(());
-            }
-            let Some(read) = read_samples(trainer, &claim, &page, &limits, Answers::Sampled, shutdown).await? else {
-                return Ok(());
-            };
-            trajectories.refuse(read.refused);
-            let model = Arc::clone(&model);
-            let work = move || score(&model, &read.samples, decline).map(|scores| (read.samples, scores));
-            let (samples, scores) = computing.on_blocking_thread(work).await??;
-            for (sample, score) in samples.iter().zip(&scores) {
-                trajectories.add(sample.generation, (&sample.tenant, &sample.user), score);
-            }
+    let mut pages = Pages::new(run, generations_of(&members));
+    while let Some(read) = pages.read(&limits, Answers::Sampled).await? {
+        run.check().await?;
+        trajectories.refuse(read.refused);
+        let model = Arc::clone(&model);
+        let work = move || score(&model, &read.samples, decline).map(|scores| (read.samples, scores));
+        let (samples, scores) = computing.on_blocking_thread(work).await??;
+        for (sample, score) in samples.iter().zip(&scores) {
+            trajectories.add(sample.generation, (&sample.tenant, &sample.user), score);
         }
     }
     let (refused, missing) = trajectories.left_out();
@@ -276,16 +259,13 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
                 decline,
                 limits: &limits,
             };
-            match demonstrated::measure(trainer, &claim, of, demonstrations, &members, shutdown).await? {
-                Looked::Stopped => return Ok(()),
-                Looked::None => None,
-                Looked::Measured(demonstrated, of) => {
-                    used.extend(of);
-                    used.sort_unstable();
-                    used.dedup();
-                    Some(demonstrated)
-                }
-            }
+            let measured = demonstrated::measure(run, of, demonstrations, &members).await?;
+            measured.map(|(demonstrated, of)| {
+                used.extend(of);
+                used.sort_unstable();
+                used.dedup();
+                demonstrated
+            })
         }
     };
     let measured = Measured {
@@ -310,7 +290,7 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         );
     }
     let result = serde_json::to_value(&measured)?;
-    succeed(trainer, &claim, Purpose::Evaluated, &used, &result, &reason).await?;
+    run.finish(Purpose::Evaluated, &used, &result, &reason).await?;
     record(&config, &measured);
     Ok(())
 }

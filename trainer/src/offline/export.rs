@@ -5,19 +5,20 @@
 //! withdrawn its consent, and, as nothing refers to it, after `ingest.payload_unnamed_hours`, a week by
 //! default.
 
-use super::{Failed, StoreWait, configuration, dataset_of, generations_of, is_stopped, pages_of, succeed};
+use super::Failed;
+use super::execution::Execution;
+use super::pages::{Pages, StoreWait, generations_of};
 use crate::trainer::Trainer;
 use anyhow::Context;
 use bytes::Bytes;
 use event_log::payload::PayloadRef;
 use runs::api::offline::{ExportFor, Exported};
-use runs::claim::Claim;
 use runs::dataset::file::Writer;
-use runs::dataset::{self, rows};
+use runs::dataset::rows;
+use runs::run;
 use runs::uses::Purpose;
 use std::collections::BTreeSet;
 use tokio::task::spawn_blocking;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Largest part that is written. What the writer returns may be larger: a long row, a row group.
@@ -27,58 +28,39 @@ const DELETED_AT_ONCE_MAX: i64 = 100;
 
 /// An export that is being written.
 struct Export<'a> {
-    trainer: &'a Trainer,
-    claim: Claim,
+    run: &'a Execution<'a>,
     config: ExportFor,
-    shutdown: &'a CancellationToken,
     /// What of it is in the store.
     parts: Vec<PayloadRef>,
 }
 
-pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &CancellationToken) -> anyhow::Result<()> {
-    let Some(claim) = Claim::take(&trainer.pool, id).await? else {
-        return Ok(());
-    };
-    let config: ExportFor = configuration(&trainer.pool, id).await?.config;
-    let dataset = dataset_of(trainer, &config.export.dataset).await?;
+pub(super) async fn write(run: &Execution<'_>) -> anyhow::Result<()> {
+    let config: ExportFor = run.config()?;
     let tenant = (!config.all_tenants).then_some(config.tenant.as_str());
-    let mut connection = trainer.pool.acquire().await?;
-    let members = dataset::available(&mut connection, &dataset, tenant).await?;
-    drop(connection);
+    let (_, members) = run.dataset(&config.export.dataset, tenant).await?;
     let mut writer = Writer::new(config.export.format).map_err(|error| Failed(error.to_string()))?;
     let mut export = Export {
-        trainer,
-        claim,
+        run,
         config,
-        shutdown,
         parts: Vec::new(),
     };
     let (mut used, mut tenants, mut prompts_missing) = (BTreeSet::new(), BTreeSet::new(), 0);
-    for slice in generations_of(&members) {
-        for page in pages_of(trainer, &slice).await? {
-            if is_stopped(&trainer.pool, &claim, shutdown).await? {
-                return Ok(());
-            }
-            let Some(rows) = export.read(&page).await? else {
-                return Ok(());
-            };
-            for row in &rows {
-                prompts_missing += i64::from(row.prompt_ids.is_none());
-                used.insert(row.generation_id);
-                tenants.insert(row.tenant.clone());
-            }
-            let add = move || writer.add(rows).map(|bytes| (writer, bytes));
-            let bytes;
-            (writer, bytes) = spawn_blocking(add).await??;
-            if !export.put(bytes).await? {
-                return Ok(());
-            }
+    let mut pages = Pages::new(run, generations_of(&members));
+    while let Some(page) = pages.next().await? {
+        run.check().await?;
+        let rows = export.read(&page).await?;
+        for row in &rows {
+            prompts_missing += i64::from(row.prompt_ids.is_none());
+            used.insert(row.generation_id);
+            tenants.insert(row.tenant.clone());
         }
+        let add = move || writer.add(rows).map(|bytes| (writer, bytes));
+        let bytes;
+        (writer, bytes) = spawn_blocking(add).await??;
+        export.put(bytes).await?;
     }
     let last = spawn_blocking(move || writer.finish()).await??;
-    if !export.put(last).await? {
-        return Ok(());
-    }
+    export.put(last).await?;
     let whole = members
         .iter()
         .filter(|one| one.generations.iter().all(|id| used.contains(id)));
@@ -97,57 +79,43 @@ pub(super) async fn execute(trainer: &Trainer, id: Uuid, shutdown: &Cancellation
         exported.trajectories, exported.generations, exported.bytes
     );
     let result = serde_json::to_value(&exported)?;
-    succeed(trainer, &claim, Purpose::Exported, &used, &result, &reason).await?;
-    tracing::info!(run = %id, generations = exported.generations, bytes = exported.bytes, "exported a dataset");
+    run.finish(Purpose::Exported, &used, &result, &reason).await?;
+    tracing::info!(run = %run.claim.run, generations = exported.generations, bytes = exported.bytes, "exported a dataset");
     Ok(())
 }
 
 impl Export<'_> {
-    /// `None`: the run has been paused or cancelled, or the process is to stop.
-    async fn read(&self, page: &[Uuid]) -> anyhow::Result<Option<Vec<rows::Row>>> {
+    async fn read(&self, page: &[Uuid]) -> anyhow::Result<Vec<rows::Row>> {
+        let trainer = self.run.trainer;
         let mut store = StoreWait::default();
         loop {
-            let mut connection = self.trainer.pool.acquire().await?;
-            let read = rows::read(&mut connection, &self.trainer.payloads, page).await;
+            let mut connection = trainer.pool.acquire().await?;
+            let read = rows::read(&mut connection, &trainer.payloads, page).await;
             drop(connection);
-            match read.context("read the generations of the dataset") {
-                Ok(rows) => {
-                    store.answered(self.trainer, &self.claim).await?;
-                    return Ok(Some(rows));
-                }
-                Err(error) => {
-                    if !store.after(error, self.trainer, &self.claim, self.shutdown).await? {
-                        return Ok(None);
-                    }
-                }
+            let read = read.context("read the generations of the dataset");
+            if let Some(rows) = store.answer(self.run, read).await? {
+                return Ok(rows);
             }
         }
     }
 
-    /// Stores bytes of the file, in parts. False: as [`read`](Self::read)'s `None`.
-    async fn put(&mut self, bytes: Option<Bytes>) -> anyhow::Result<bool> {
+    /// Stores bytes of the file, in parts.
+    async fn put(&mut self, bytes: Option<Bytes>) -> anyhow::Result<()> {
         let mut rest = bytes.unwrap_or_default();
-        let exports = self.trainer.payloads.exports();
+        let exports = self.run.trainer.payloads.exports();
         let media_type = self.config.export.format.media_type();
         let mut store = StoreWait::default();
         while !rest.is_empty() {
             let part = rest.slice(..rest.len().min(PART_BYTES_MAX));
             let size = part.len();
             let written = exports.put(&self.config.tenant, part, media_type).await;
-            match written.context("write a part of the export") {
-                Ok(part) => {
-                    store.answered(self.trainer, &self.claim).await?;
-                    self.parts.push(part);
-                    rest = rest.split_off(size);
-                }
-                Err(error) => {
-                    if !store.after(error, self.trainer, &self.claim, self.shutdown).await? {
-                        return Ok(false);
-                    }
-                }
+            let written = written.context("write a part of the export");
+            if let Some(part) = store.answer(self.run, written).await? {
+                self.parts.push(part);
+                rest = rest.split_off(size);
             }
         }
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -170,25 +138,20 @@ pub(super) async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     .fetch_all(&trainer.pool)
     .await?;
     let exports = trainer.payloads.exports();
-    for run in found {
-        let parts: Vec<PayloadRef> = match serde_json::from_value(run.parts) {
+    for export in found {
+        let parts: Vec<PayloadRef> = match serde_json::from_value(export.parts) {
             Ok(parts) => parts,
             Err(error) => {
-                tracing::error!(run = %run.id, %error, "the parts of an export cannot be read, so its files stay: delete them");
+                tracing::error!(run = %export.id, %error, "the parts of an export cannot be read, so its files stay: delete them");
                 continue;
             }
         };
         for part in &parts {
-            let removed = exports.remove(&run.tenant, part).await;
+            let removed = exports.remove(&export.tenant, part).await;
             removed.context("delete a part of an export")?;
         }
-        sqlx::query!(
-            "update run set result = jsonb_set(result, '{parts}', '[]') where id = $1",
-            run.id
-        )
-        .execute(&trainer.pool)
-        .await?;
-        tracing::info!(run = %run.id, parts = parts.len(), "deleted an export: a tenant has withdrawn, or a row has expired");
+        run::forget_parts(&trainer.pool, export.id).await?;
+        tracing::info!(run = %export.id, parts = parts.len(), "deleted an export: a tenant has withdrawn, or a row has expired");
     }
     Ok(())
 }

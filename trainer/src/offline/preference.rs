@@ -4,7 +4,6 @@
 //! which is the reference. The latter is computed once per generation while the run executes. From their
 //! sums come the loss and its derivative by each trajectory ([`crate::learn::preference`]), and the
 //! learner adds the trajectory's gradient times that derivative. What the sampler logged decides nothing.
-//! Over 500 lines, because the execution is read from top to bottom.
 //!
 //! KTO's reference point z₀ is measured on answers with other prompts: the first prompt of each
 //! trajectory of the batch, with what the next one says after its own first prompt.
@@ -12,16 +11,14 @@
 //! A trajectory with a turn that may not be used is left out as a whole, with its partner. Every step
 //! notes how many, and a DPO run has an event about what is in no pair.
 
-use super::order::{self, Order, POSITION, Position, Unit};
+use super::Failed;
+use super::execution::Execution;
+use super::order::{Order, Position, Unit};
+use super::pages::{Pages, generations_of};
 use super::pairs::{Candidate, Candidates, Pair, Unpaired};
-use super::training::{self, Batch, supervised};
-use super::{
-    Configuration, Failed, SIZED_AT_ONCE, configuration, dataset_of, generations_of, pages_of, read_samples,
-    reason_to_wait, waits,
-};
+use super::training::{self, Accumulated, Batch, Batches, Plan, supervised};
 use crate::computing::Computing;
-use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
-use crate::learn::learner::thread::Handle;
+use crate::executor::Executor;
 use crate::learn::preference::{self, LogProbs};
 use crate::learn::score;
 use crate::trainer::Trainer;
@@ -29,14 +26,13 @@ use anyhow::Context;
 use model::exact::ExactModel;
 use runs::api::preference::{Dpo, Kto, PairBy, step_settings};
 use runs::claim;
-use runs::dataset::{self, Member, Reference};
+use runs::dataset::Member;
 use runs::sample::Sample;
 use runs::select::Answers;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// What the two kinds do differently.
@@ -44,15 +40,18 @@ pub(super) trait Objective: DeserializeOwned {
     /// What has a loss of its own.
     type Unit: Unit + Send + Sync;
 
-    fn common(&self) -> Common<'_>;
+    fn plan(&self) -> Plan<'_>;
 
-    /// What there is to train on. `None`: the run has been paused or cancelled meanwhile.
+    /// Units per step.
+    fn batch_size(&self) -> usize;
+
+    /// What there is to train on.
     async fn units(
         &self,
-        run: &Training<'_>,
+        run: &Execution<'_>,
+        executor: &Executor<'_>,
         members: Vec<Member>,
-        shutdown: &CancellationToken,
-    ) -> anyhow::Result<Option<Vec<Self::Unit>>>;
+    ) -> anyhow::Result<Vec<Self::Unit>>;
 
     fn members(unit: &Self::Unit) -> Vec<&Member>;
 
@@ -62,16 +61,6 @@ pub(super) trait Objective: DeserializeOwned {
     /// The mean loss over the units, and for each trajectory what its gradient is weighed with. The
     /// learner divides by the number of trajectories.
     fn judge(&self, trajectories: &[Scored], mismatched: &[LogProbs]) -> Judged;
-}
-
-/// The part of a configuration that both kinds have.
-pub(super) struct Common<'a> {
-    dataset: &'a Reference,
-    steps: i64,
-    batch_size: usize,
-    learning_rate: f64,
-    seed: u64,
-    lora: Option<&'a model::lora::Config>,
 }
 
 /// A trajectory with its log-probabilities.
@@ -91,10 +80,10 @@ pub(super) struct Judged {
     metrics: Value,
 }
 
-/// A run while it executes.
-pub(super) struct Training<'a> {
-    trainer: &'a Trainer,
-    executor: Executor<'a>,
+/// The units of a run, and what they are compared by.
+struct Comparison<'a, O> {
+    run: &'a Execution<'a>,
+    config: &'a O,
     reference: Referee,
 }
 
@@ -105,101 +94,45 @@ struct Referee {
     known: HashMap<Uuid, f64>,
 }
 
-pub(super) async fn execute<O: Objective>(
-    trainer: &Trainer,
-    learner: &Handle,
-    id: Uuid,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<()> {
-    let Configuration {
-        config,
-        schedule,
-        base_version,
-    } = configuration::<O>(&trainer.pool, id).await?;
-    if waits(trainer, id, &schedule).await? {
-        return Ok(());
-    }
-    let common = config.common();
-    let adapter = common.lora.cloned().map(|lora| AdapterSetup {
-        config: lora,
-        seed: common.seed,
-    });
-    let Some(executor) = training::open(trainer, learner, id, base_version, adapter).await? else {
-        return Ok(());
-    };
-    let reference = Referee::load(trainer, base_version.unwrap_or(executor.head)).await?;
-    let mut run = Training {
-        trainer,
-        executor,
-        reference,
-    };
-    let dataset = dataset_of(trainer, common.dataset).await?;
-    let mut connection = trainer.pool.acquire().await?;
-    let members = dataset::available(&mut connection, &dataset, None).await?;
-    drop(connection);
-    let Some(units) = config.units(&run, members, shutdown).await? else {
-        return Ok(());
-    };
+pub(super) async fn train<O: Objective>(run: &Execution<'_>) -> anyhow::Result<()> {
+    let config: O = run.config()?;
+    let plan = config.plan();
+    let executor = run.open(plan.lora, plan.seed).await?;
+    let reference = Referee::load(run.trainer, run.base_version.unwrap_or(executor.head)).await?;
+    let (_, members) = run.dataset(plan.dataset, None).await?;
+    let units = config.units(run, &executor, members).await?;
     if units.is_empty() {
         let reason = format!(
             "dataset {} has nothing to compare; the events of this run say why",
-            common.dataset
+            plan.dataset
         );
         return Err(Failed(reason).into());
     }
-    let mut order = Order::new(units, common.seed);
-    let mut position = order::position(&run.executor).await?;
-    let mut without_step = 0;
-    while run.executor.steps_done < common.steps {
-        if shutdown.is_cancelled() || training::is_stopped(&run.executor).await? {
-            return Ok(());
-        }
-        if let Some(reason) = reason_to_wait(trainer, id, &schedule).await? {
-            return Ok(run.executor.claim.give_way(&trainer.pool, &reason).await?);
-        }
-        if without_step > order.len() {
-            let reason = format!(
-                "no batch of dataset {} made a step; the events of this run say why",
-                common.dataset
-            );
-            return Err(Failed(reason).into());
-        }
-        let units = order.take(&mut position, common.batch_size);
-        match run.step(&config, &units, position, shutdown).await? {
-            None => return Ok(()),
-            Some(StepOutcome::Published) => without_step = 0,
-            Some(StepOutcome::Paused) => return Ok(()),
-            Some(StepOutcome::Refused | StepOutcome::Empty) => without_step += 1,
-        }
-    }
-    let executor = &run.executor;
-    let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
-    executor.release("succeeded", &done).await
+    let batches = Comparison {
+        run,
+        config: &config,
+        reference,
+    };
+    training::make_steps(run, executor, plan, units, batches).await
 }
 
-impl Training<'_> {
-    /// One step on these units. `None`: the run has been paused or cancelled meanwhile.
-    async fn step<O: Objective>(
+impl<O: Objective> Batches for Comparison<'_, O> {
+    type Unit = O::Unit;
+
+    async fn accumulate(
         &mut self,
-        config: &O,
-        units: &[O::Unit],
-        position: Position,
-        shutdown: &CancellationToken,
-    ) -> anyhow::Result<Option<StepOutcome>> {
-        let common = config.common();
+        executor: &mut Executor<'_>,
+        units: &mut Order<O::Unit>,
+        position: &mut Position,
+    ) -> anyhow::Result<Accumulated> {
+        let units = units.take(position, self.config.batch_size());
         let members: Vec<Member> = units.iter().flat_map(O::members).cloned().collect();
         let mut read = Batch::new(&members);
         let mut by_id: HashMap<Uuid, Sample> = HashMap::new();
-        for slice in generations_of(&members) {
-            for page in pages_of(self.trainer, &slice).await? {
-                let (claim, limits) = (self.executor.claim, self.executor.model_limits.clone());
-                let Some(page) = read_samples(self.trainer, &claim, &page, &limits, Answers::Sampled, shutdown).await?
-                else {
-                    return Ok(None);
-                };
-                let samples = read.add(page).into_iter();
-                by_id.extend(samples.map(|sample| (sample.generation, sample)));
-            }
+        let mut pages = Pages::new(self.run, generations_of(&members));
+        while let Some(page) = pages.read(&executor.model_limits, Answers::Sampled).await? {
+            let samples = read.add(page).into_iter();
+            by_id.extend(samples.map(|sample| (sample.generation, sample)));
         }
         let whole = |member: &&Member| member.generations.iter().all(|id| by_id.contains_key(id));
         let kept = units.iter().map(O::members).filter(|unit| unit.iter().all(whole));
@@ -214,41 +147,35 @@ impl Training<'_> {
             })
             .collect();
         let incomplete = members.len() - trajectories.len();
-        let left_out = json!({"refused": read.refused, "missing": read.missing, "incomplete": incomplete});
+        let mut notes = json!({"refused": read.refused, "missing": read.missing, "incomplete": incomplete});
         if trajectories.is_empty() {
-            let message = format!(
-                "a batch of pass {} has nothing to train on: {left_out}",
-                position.pass + 1
-            );
-            self.executor.append_event("warn", &message).await?;
-            return Ok(Some(StepOutcome::Empty));
+            return Ok(Accumulated {
+                loss: None,
+                is_empty: true,
+                notes,
+            });
         }
-        let judged = self.judge(config, &trajectories).await?;
-        let (settings, limits) = (step_settings(common.learning_rate), self.trainer.options.offline.guards);
+        let judged = self.judge(executor, &trajectories).await?;
+        let (settings, limits) = (self.config.plan().settings, self.run.trainer.options.offline.guards);
         let turns = trajectories.iter().zip(&judged.advantages);
         let advantages = turns.flat_map(|(turns, advantage)| turns.iter().map(|_| *advantage));
         let advantages: Vec<f64> = advantages.collect();
         let samples: Vec<Sample> = trajectories.into_iter().flatten().collect();
-        self.executor.accumulate(samples, advantages, settings, limits).await?;
-        let mut notes = left_out;
-        notes["dataset"] = json!(common.dataset);
-        notes["pass"] = json!(position.pass + 1);
-        notes[POSITION] = json!(position);
+        executor.accumulate(samples, advantages, settings, limits).await?;
         notes["preference"] = judged.metrics;
-        let inputs = StepInputs {
-            settings,
-            limits,
-            baselines: BTreeMap::new(),
-            random: 0,
+        Ok(Accumulated {
+            loss: Some(judged.loss),
+            is_empty: false,
             notes,
-        };
-        self.executor.step_with_loss(inputs, Some(judged.loss)).await.map(Some)
+        })
     }
+}
 
-    async fn judge<O: Objective>(&mut self, config: &O, trajectories: &[Vec<Sample>]) -> anyhow::Result<Judged> {
-        let context = usize::try_from(self.executor.model_limits.context).unwrap_or(usize::MAX);
+impl<O: Objective> Comparison<'_, O> {
+    async fn judge(&mut self, executor: &Executor<'_>, trajectories: &[Vec<Sample>]) -> anyhow::Result<Judged> {
+        let context = usize::try_from(executor.model_limits.context).unwrap_or(usize::MAX);
         let samples: Vec<Sample> = trajectories.iter().flatten().cloned().collect();
-        let policy = self.of_head(samples.clone()).await?;
+        let policy = of_head(executor, samples.clone()).await?;
         let reference = self.reference.of(samples).await?;
         let mut sums = policy.into_iter().zip(reference);
         let scored: Vec<Scored> = trajectories
@@ -263,7 +190,7 @@ impl Training<'_> {
             })
             .collect();
         let (of, samples): (Vec<usize>, Vec<Sample>) = O::mismatched(trajectories, context).into_iter().unzip();
-        let policy = self.of_head(samples.clone()).await?;
+        let policy = of_head(executor, samples.clone()).await?;
         let reference = self.reference.compute(samples).await?;
         let mut mismatched: BTreeMap<usize, LogProbs> = BTreeMap::new();
         for (trajectory, (policy, reference)) in of.into_iter().zip(policy.into_iter().zip(reference)) {
@@ -271,14 +198,13 @@ impl Training<'_> {
             sum.add(LogProbs { policy, reference });
         }
         let mismatched: Vec<LogProbs> = mismatched.into_values().collect();
-        Ok(config.judge(&scored, &mismatched))
+        Ok(self.config.judge(&scored, &mismatched))
     }
+}
 
-    /// Σ log π of samples by the head.
-    async fn of_head(&self, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
-        let learner = self.executor.learner;
-        learner.with(move |learner| learner.log_probs(&samples)).await
-    }
+/// Σ log π of samples by the head.
+async fn of_head(executor: &Executor<'_>, samples: Vec<Sample>) -> anyhow::Result<Vec<f64>> {
+    executor.learner.with(move |learner| learner.log_probs(&samples)).await
 }
 
 impl Referee {
@@ -321,62 +247,59 @@ impl Referee {
 impl Objective for Dpo {
     type Unit = Pair;
 
-    fn common(&self) -> Common<'_> {
-        Common {
+    fn plan(&self) -> Plan<'_> {
+        Plan {
             dataset: &self.dataset,
             steps: self.steps,
-            batch_size: self.batch_size as usize,
-            learning_rate: self.learning_rate,
+            settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
         }
     }
 
+    fn batch_size(&self) -> usize {
+        self.batch_size as usize
+    }
+
     /// Reads the first turn of every trajectory to pair them.
     async fn units(
         &self,
-        run: &Training<'_>,
+        run: &Execution<'_>,
+        executor: &Executor<'_>,
         members: Vec<Member>,
-        shutdown: &CancellationToken,
-    ) -> anyhow::Result<Option<Vec<Pair>>> {
-        let (trajectories, claim) = (members.len(), run.executor.claim);
+    ) -> anyhow::Result<Vec<Pair>> {
+        let trajectories = members.len();
         let first = |member: Member| member.generations.first().copied().map(|id| (id, member));
         let mut by_first: HashMap<Uuid, Member> = members.into_iter().filter_map(first).collect();
         let mut ids: Vec<Uuid> = by_first.keys().copied().collect();
         ids.sort_unstable();
         let mut candidates = Candidates::default();
-        for slice in ids.chunks(SIZED_AT_ONCE) {
-            for page in pages_of(run.trainer, slice).await? {
-                let limits = &run.executor.model_limits;
-                let Some(read) = read_samples(run.trainer, &claim, &page, limits, Answers::Sampled, shutdown).await?
-                else {
-                    return Ok(None);
+        let mut pages = Pages::new(run, ids);
+        while let Some(read) = pages.read(&executor.model_limits, Answers::Sampled).await? {
+            for (code, ids) in read.refused {
+                *candidates.unpaired.refused.entry(code).or_default() += ids.len();
+            }
+            candidates.unpaired.missing += read.missing;
+            for sample in read.samples {
+                let Some(member) = by_first.remove(&sample.generation) else {
+                    continue;
                 };
-                for (code, ids) in read.refused {
-                    *candidates.unpaired.refused.entry(code).or_default() += ids.len();
-                }
-                candidates.unpaired.missing += read.missing;
-                for sample in read.samples {
-                    let Some(member) = by_first.remove(&sample.generation) else {
-                        continue;
-                    };
-                    match key(self.pair_by, &sample) {
-                        Some(key) => {
-                            let candidate = Candidate {
-                                reward: sample.reward,
-                                member,
-                                tokens: sample.tokens,
-                            };
-                            candidates.add(key, candidate);
-                        }
-                        None => candidates.unpaired.no_group += 1,
+                match key(self.pair_by, &sample) {
+                    Some(key) => {
+                        let candidate = Candidate {
+                            reward: sample.reward,
+                            member,
+                            tokens: sample.tokens,
+                        };
+                        candidates.add(key, candidate);
                     }
+                    None => candidates.unpaired.no_group += 1,
                 }
             }
         }
         let (pairs, unpaired) = candidates.pair(self.margin);
         note_pairs(run, trajectories, pairs.len(), &unpaired).await?;
-        Ok(Some(pairs))
+        Ok(pairs)
     }
 
     fn members(pair: &Pair) -> Vec<&Member> {
@@ -431,38 +354,36 @@ fn key(by: PairBy, first: &Sample) -> Option<Vec<u8>> {
     }
 }
 
-async fn note_pairs(run: &Training<'_>, trajectories: usize, pairs: usize, unpaired: &Unpaired) -> anyhow::Result<()> {
+async fn note_pairs(run: &Execution<'_>, trajectories: usize, pairs: usize, unpaired: &Unpaired) -> anyhow::Result<()> {
     let data = json!({"trajectories": trajectories, "pairs": pairs, "unpaired": unpaired});
     let message = format!(
         "{pairs} pairs of {trajectories} trajectories; in no pair: {}",
         data["unpaired"]
     );
     let mut connection = run.trainer.pool.acquire().await?;
-    claim::append_event(&mut connection, run.executor.claim.run, "info", &message, &data).await?;
+    claim::append_event(&mut connection, run.claim.run, "info", &message, &data).await?;
     Ok(())
 }
 
 impl Objective for Kto {
     type Unit = Member;
 
-    fn common(&self) -> Common<'_> {
-        Common {
+    fn plan(&self) -> Plan<'_> {
+        Plan {
             dataset: &self.dataset,
             steps: self.steps.unwrap_or(1),
-            batch_size: self.batch_size as usize,
-            learning_rate: self.learning_rate,
+            settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
         }
     }
 
-    async fn units(
-        &self,
-        _: &Training<'_>,
-        members: Vec<Member>,
-        _: &CancellationToken,
-    ) -> anyhow::Result<Option<Vec<Member>>> {
-        Ok(Some(members))
+    fn batch_size(&self) -> usize {
+        self.batch_size as usize
+    }
+
+    async fn units(&self, _: &Execution<'_>, _: &Executor<'_>, members: Vec<Member>) -> anyhow::Result<Vec<Member>> {
+        Ok(members)
     }
 
     fn members(member: &Member) -> Vec<&Member> {

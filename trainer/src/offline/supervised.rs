@@ -8,56 +8,40 @@
 //!
 //! Nothing is written about generations but their uses: their disposition is the realtime ledger's.
 
+use super::Failed;
 use super::demonstrations::Demonstrations;
-use super::order::{self, Order, POSITION};
-use super::training::{self, Batch};
-use super::{
-    Configuration, Failed, configuration, dataset_of, generations_of, pages_of, read_samples, reason_to_wait, waits,
-};
-use crate::executor::{AdapterSetup, StepInputs, StepOutcome};
-use crate::learn::learner::thread::Handle;
+use super::execution::Execution;
+use super::order::{Order, Position};
+use super::pages::{Pages, SIZED_AT_ONCE, generations_of};
+use super::training::{self, Accumulated, Batch, Batches, Plan};
+use crate::executor::Executor;
 use crate::trainer::Trainer;
 use anyhow::Context;
 use runs::api::offline::{Supervised, Target};
-use runs::dataset::{self, Member, rows};
+use runs::dataset::{Member, rows};
 use runs::select::Answers;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub(super) async fn execute(
-    trainer: &Trainer,
-    learner: &Handle,
-    id: Uuid,
-    shutdown: &CancellationToken,
-) -> anyhow::Result<()> {
-    let Configuration {
-        config,
-        schedule,
-        base_version,
-    } = configuration::<Supervised>(&trainer.pool, id).await?;
-    if waits(trainer, id, &schedule).await? {
-        return Ok(());
-    }
-    let adapter = config.lora.clone().map(|lora| AdapterSetup {
-        config: lora,
+pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
+    let config: Supervised = run.config()?;
+    let plan = Plan {
+        dataset: &config.dataset,
+        steps: config.steps.unwrap_or(1),
+        settings: config.step_settings(),
         seed: config.seed,
-    });
-    let Some(mut executor) = training::open(trainer, learner, id, base_version, adapter).await? else {
-        return Ok(());
+        lora: config.lora.as_ref(),
     };
-    let dataset = dataset_of(trainer, &config.dataset).await?;
-    let mut connection = trainer.pool.acquire().await?;
-    let mut members = dataset::available(&mut connection, &dataset, None).await?;
-    drop(connection);
+    let executor = run.open(plan.lora, plan.seed).await?;
+    let (dataset, mut members) = run.dataset(&config.dataset, None).await?;
     let demonstrations = match config.target {
         Target::Sampled => None,
         Target::Demonstration => {
-            let checkpoint = learner.with(|learner| Ok(Arc::clone(learner.checkpoint()))).await?;
-            let limits = &executor.model_limits;
-            Some(Demonstrations::new(&trainer.pool, &checkpoint, limits, &dataset)?)
+            let of_head = executor.learner.with(|learner| Ok(Arc::clone(learner.checkpoint())));
+            let (checkpoint, limits) = (of_head.await?, &executor.model_limits);
+            Some(Demonstrations::new(&run.trainer.pool, &checkpoint, limits, &dataset)?)
         }
     };
     if let Some(demonstrations) = &demonstrations {
@@ -74,86 +58,62 @@ pub(super) async fn execute(
             return Err(Failed(reason).into());
         }
     }
-    let answers = match config.target {
-        Target::Sampled => Answers::Sampled,
-        Target::Demonstration => Answers::Any,
+    let batches = Trajectories {
+        run,
+        config: &config,
+        demonstrations,
     };
-    let mut order = Order::new(members, config.seed);
-    let mut position = order::position(&executor).await?;
-    let steps = config.steps.unwrap_or(1);
-    let mut without_step = 0;
-    while executor.steps_done < steps {
-        if shutdown.is_cancelled() {
-            return Ok(());
-        }
-        if training::is_stopped(&executor).await? {
-            return Ok(());
-        }
-        if let Some(reason) = reason_to_wait(trainer, id, &schedule).await? {
-            return Ok(executor.claim.give_way(&trainer.pool, &reason).await?);
-        }
-        if without_step > order.len() {
-            let reason = format!(
-                "no batch of dataset {} made a step; the events of this run say why",
-                config.dataset
-            );
-            return Err(Failed(reason).into());
-        }
+    training::make_steps(run, executor, plan, members, batches).await
+}
+
+/// The trajectories of a dataset, with what is learned from them.
+struct Trajectories<'a> {
+    run: &'a Execution<'a>,
+    config: &'a Supervised,
+    /// `None`: what was sampled.
+    demonstrations: Option<Demonstrations>,
+}
+
+impl Batches for Trajectories<'_> {
+    type Unit = Member;
+
+    async fn accumulate(
+        &mut self,
+        executor: &mut Executor<'_>,
+        units: &mut Order<Member>,
+        position: &mut Position,
+    ) -> anyhow::Result<Accumulated> {
+        let (trainer, config) = (self.run.trainer, self.config);
+        let answers = match self.demonstrations {
+            None => Answers::Sampled,
+            Some(_) => Answers::Any,
+        };
         let count = match config.tokens_per_step {
             None => config.batch_size() as usize,
-            Some(budget) => fitting(trainer, order.rest(&mut position), budget).await?,
+            Some(budget) => fitting(trainer, units.rest(position), budget).await?,
         };
-        let batch = order.take(&mut position, count);
-        let mut read = Batch::new(&batch);
-        for slice in generations_of(&batch) {
-            for page in pages_of(trainer, &slice).await? {
-                let claim = executor.claim;
-                let limits = executor.model_limits.clone();
-                let Some(mut page) = read_samples(trainer, &claim, &page, &limits, answers, shutdown).await? else {
-                    return Ok(());
-                };
-                if let Some(demonstrations) = &demonstrations {
-                    page = demonstrations.instead(page).await?;
-                }
-                let samples = read.add(page);
-                if samples.is_empty() {
-                    continue;
-                }
-                let weights = vec![1.0; samples.len()];
-                let limits = trainer.options.offline.guards;
-                executor
-                    .accumulate(samples, weights, config.step_settings(), limits)
-                    .await?;
+        let members = units.take(position, count);
+        let mut batch = Batch::new(&members);
+        let mut pages = Pages::new(self.run, generations_of(&members));
+        while let Some(mut page) = pages.read(&executor.model_limits, answers).await? {
+            if let Some(demonstrations) = &self.demonstrations {
+                page = demonstrations.instead(page).await?;
             }
+            let samples = batch.add(page);
+            if samples.is_empty() {
+                continue;
+            }
+            let (weights, limits) = (vec![1.0; samples.len()], trainer.options.offline.guards);
+            executor
+                .accumulate(samples, weights, config.step_settings(), limits)
+                .await?;
         }
-        if read.samples == 0 {
-            without_step += 1;
-            let why = json!({"refused": read.refused, "missing": read.missing});
-            let message = format!("a batch of pass {} has nothing to train on: {why}", position.pass + 1);
-            executor.append_event("warn", &message).await?;
-            continue;
-        }
-        let inputs = StepInputs {
-            settings: config.step_settings(),
-            limits: trainer.options.offline.guards,
-            baselines: BTreeMap::new(),
-            random: 0,
-            notes: json!({
-                "dataset": config.dataset,
-                "pass": position.pass + 1,
-                POSITION: position,
-                "refused": read.refused,
-                "missing": read.missing,
-            }),
-        };
-        match executor.step(inputs).await? {
-            StepOutcome::Published => without_step = 0,
-            StepOutcome::Paused => return Ok(()),
-            StepOutcome::Refused | StepOutcome::Empty => without_step += 1,
-        }
+        Ok(Accumulated {
+            loss: None,
+            is_empty: batch.samples == 0,
+            notes: json!({"refused": batch.refused, "missing": batch.missing}),
+        })
     }
-    let done = format!("{} steps; head is version {}", executor.steps_done, executor.head);
-    executor.release("succeeded", &done).await
 }
 
 /// Trajectories whose sizes are read for one step, so the most that a step has.
@@ -164,8 +124,8 @@ async fn fitting(trainer: &Trainer, next: &[Member], budget: u64) -> anyhow::Res
     let next = &next[..next.len().min(STEP_TRAJECTORIES_MAX)];
     let mut connection = trainer.pool.acquire().await?;
     let mut sizes = BTreeMap::new();
-    for slice in generations_of(next) {
-        let read = rows::tokens(&mut connection, &slice).await;
+    for slice in generations_of(next).chunks(SIZED_AT_ONCE) {
+        let read = rows::tokens(&mut connection, slice).await;
         sizes.extend(read.context("read the sizes of generations")?);
     }
     Ok(fit(next, &sizes, budget))

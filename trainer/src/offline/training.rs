@@ -1,48 +1,93 @@
-//! What runs that train on a dataset share: how they begin, and how a batch is read.
+//! What runs that train on a dataset share: their steps, and how a batch is read.
 
-use super::{Failed, Read};
-use crate::executor::{AdapterSetup, Executor};
-use crate::learn::learner::thread::Handle;
-use crate::trainer::Trainer;
-use runs::api::create::line_of;
-use runs::dataset::Member;
+use super::Failed;
+use super::execution::{Execution, Stop};
+use super::order::{self, Order, POSITION, Position, Unit};
+use super::pages::Read;
+use crate::executor::{Executor, StepInputs, StepOutcome};
+use runs::dataset::{Member, Reference};
 use runs::sample::{Sample, Turn};
+use runs::settings::StepSettings;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use uuid::Uuid;
 
-/// Claims a run and loads the head of its line, which begins at `base`. `None`: the run is paused or has
-/// ended.
-pub(super) async fn open<'a>(
-    trainer: &'a Trainer,
-    learner: &'a Handle,
-    run: Uuid,
-    base: Option<i64>,
-    adapter: Option<AdapterSetup>,
-) -> anyhow::Result<Option<Executor<'a>>> {
-    let base = base.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
-    let line = line_of(run);
-    sqlx::query!(
-        "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
-        trainer.policy,
-        line,
-        base
-    )
-    .execute(&trainer.pool)
-    .await?;
-    Executor::open(trainer, learner, run, &line, adapter).await
+/// What a run that trains on a dataset was asked for, whatever its kind.
+pub(super) struct Plan<'a> {
+    pub dataset: &'a Reference,
+    pub steps: i64,
+    pub settings: StepSettings,
+    pub seed: u64,
+    pub lora: Option<&'a model::lora::Config>,
 }
 
-/// Obeys a person's request to pause or cancel a run between two steps. True: the execution has ended.
-pub(super) async fn is_stopped(executor: &Executor<'_>) -> anyhow::Result<bool> {
-    let requested = executor.claim.requested(&executor.trainer.pool).await?;
-    match requested.as_deref() {
-        None => Ok(false),
-        Some("cancel") => executor
-            .release("cancelled", "cancelled by request")
-            .await
-            .map(|()| true),
-        Some(_) => executor.release("paused", "paused by request").await.map(|()| true),
+/// What a kind does with the units of a dataset.
+pub(super) trait Batches {
+    type Unit: Unit + Send + Sync;
+
+    /// Adds the gradients of the next batch to the executor's sums.
+    async fn accumulate(
+        &mut self,
+        executor: &mut Executor<'_>,
+        units: &mut Order<Self::Unit>,
+        position: &mut Position,
+    ) -> anyhow::Result<Accumulated>;
+}
+
+/// A batch whose gradients were added.
+pub(super) struct Accumulated {
+    /// `None`: the learner's own.
+    pub loss: Option<f64>,
+    pub is_empty: bool,
+    /// For the step: what was left out, and what was measured.
+    pub notes: Value,
+}
+
+/// Makes the steps of a run, each on the next batch of `units`.
+pub(super) async fn make_steps<B: Batches>(
+    run: &Execution<'_>,
+    mut executor: Executor<'_>,
+    plan: Plan<'_>,
+    units: Vec<B::Unit>,
+    mut batches: B,
+) -> anyhow::Result<()> {
+    let mut units = Order::new(units, plan.seed);
+    let mut position = order::position(&executor).await?;
+    let mut without_step = 0;
+    while executor.steps_done < plan.steps {
+        run.check().await?;
+        if without_step > units.len() {
+            let reason = format!(
+                "no batch of dataset {} made a step; the events of this run say why",
+                plan.dataset
+            );
+            return Err(Failed(reason).into());
+        }
+        without_step += 1;
+        let batch = batches.accumulate(&mut executor, &mut units, &mut position).await?;
+        let (pass, mut notes) = (position.pass + 1, batch.notes);
+        if batch.is_empty {
+            let message = format!("a batch of pass {pass} has nothing to train on: {notes}");
+            executor.append_event("warn", &message).await?;
+            continue;
+        }
+        notes["dataset"] = json!(plan.dataset);
+        notes["pass"] = json!(pass);
+        notes[POSITION] = json!(position);
+        let inputs = StepInputs {
+            settings: plan.settings,
+            limits: run.trainer.options.offline.guards,
+            baselines: BTreeMap::new(),
+            random: 0,
+            notes,
+        };
+        match executor.step_with_loss(inputs, batch.loss).await? {
+            StepOutcome::Published => without_step = 0,
+            StepOutcome::Paused => return Err(Stop::Ended.into()),
+            StepOutcome::Refused | StepOutcome::Empty => {}
+        }
     }
+    run.succeed(&executor).await
 }
 
 /// A batch while its generations are read.

@@ -10,24 +10,26 @@ use crate::provider::Error;
 /// Memory that the kernel, Postgres and the agent need, MiB.
 const MEMORY_MIB_MIN: u32 = 384;
 
-/// The image and the size of machines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Folder that `make world-image` wrote. Default: `.springtide/world-image`.
-    pub image: PathBuf,
-    /// What runs the machine's processor. Default: `kvm`.
-    pub accelerator: Accelerator,
-    /// Memory of a world, with what it writes to its disk, MiB; at least 384. A fork takes only the part
-    /// that it changed. Default: 512.
-    pub memory_mib: u32,
-    /// How much of its memory a world may fill with files, MiB. Default: 192.
-    pub disk_mib: u32,
-    /// Processors of a world, 1 to 16. Default: 1.
-    pub cpus: u32,
-    /// A program, with its arguments, that runs once before the snapshot: what it leaves, every world
-    /// finds. Default: none.
-    pub setup: Vec<String>,
+edge::options! {
+    /// The image and the size of machines.
+    #[derive(Eq)]
+    pub struct Options {
+        /// Folder that `make world-image` wrote.
+        pub image: PathBuf = ".springtide/world-image".into(),
+        /// What runs the machine's processor: `kvm`, or `tcg`, which is emulation, slower and a
+        /// weaker boundary.
+        pub accelerator: Accelerator = Accelerator::Kvm,
+        /// Memory of a world, with what it writes to its disk, MiB; at least 384. A fork takes only
+        /// the part that it changed.
+        pub memory_mib: u32 = 512 => MEMORY_MIB_MIN..,
+        /// How much of its memory a world may fill with files, MiB.
+        pub disk_mib: u32 = 192,
+        /// Processors of a world, 1 to 16.
+        pub cpus: u32 = 1 => 1..=16,
+        /// A program with its arguments, such as ["bash", "-c", "…"], that runs once before worlds
+        /// are forked: what it leaves, every world finds.
+        pub setup: Vec<String> = Vec::new(),
+    }
 }
 
 /// What runs the machine's processor.
@@ -41,37 +43,18 @@ pub enum Accelerator {
     Tcg,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            image: ".springtide/world-image".into(),
-            accelerator: Accelerator::Kvm,
-            memory_mib: 512,
-            disk_mib: 192,
-            cpus: 1,
-            setup: Vec::new(),
-        }
-    }
-}
-
 impl Options {
     /// Refuses values out of range. Does not look at the machine.
     pub fn check(&self) -> Result<(), Error> {
         let unusable = |text: String| Err(Error::Unusable(text));
-        if self.memory_mib < MEMORY_MIB_MIN {
-            return unusable(format!(
-                "memory_mib is {}: give at least {MEMORY_MIB_MIN}",
-                self.memory_mib
-            ));
+        if let Err(error) = self.check_ranges("") {
+            return unusable(error.into());
         }
         if self.disk_mib == 0 || self.disk_mib >= self.memory_mib {
             return unusable(format!(
                 "disk_mib is {}: files are in the world's memory, so give 1 to memory_mib - 1",
                 self.disk_mib
             ));
-        }
-        if !(1..=16).contains(&self.cpus) {
-            return unusable(format!("cpus is {}: give 1 to 16", self.cpus));
         }
         Ok(())
     }

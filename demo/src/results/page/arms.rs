@@ -63,7 +63,7 @@ impl RunReport {
     /// Time since the first pause.
     pub fn time_axis(&self) -> Axis {
         let end = self.timeline.last().map(|entry| entry.period.until_seconds);
-        Axis::minutes(end.unwrap_or(self.seconds))
+        Axis::minutes(end.unwrap_or(self.facts.seconds))
     }
 
     pub fn over_time_section(&self) -> Markup {

@@ -10,7 +10,7 @@ use crate::results::RunReport;
 
 impl RunReport {
     pub fn ledger_section(&self) -> Markup {
-        let ledger = &self.ledger;
+        let ledger = &self.facts.ledger;
         let counts = &ledger.counts;
         let rows = [
             ("trained", counts.trained, "a step learned from it"),
@@ -52,13 +52,13 @@ impl RunReport {
 
     /// The reasons of a disposition, without its name.
     fn reasons(&self, disposition: &str) -> Vec<(&str, i64)> {
-        let reasons = self.ledger.reasons.iter();
+        let reasons = self.facts.ledger.reasons.iter();
         let of = reasons.filter_map(|(reason, n)| Some((reason.strip_prefix(disposition)?.strip_prefix(": ")?, *n)));
         of.collect()
     }
 
     pub fn run_section(&self) -> Markup {
-        let (p, counts) = (&self.parameters, &self.counts);
+        let (p, counts) = (&self.parameters.setup, &self.facts.counts);
         let corpus = p.corpus.as_ref().map(|dir| dir.display().to_string());
         let corpus = corpus.unwrap_or_else(|| "the crates that this build fetched".to_owned());
         let answers = if p.control {
@@ -73,17 +73,17 @@ impl RunReport {
                     div .card { (name_value_table(&[
                         ("policy", p.policy.clone()),
                         ("seed", p.seed.to_string()),
-                        ("length", format!("{} min planned, {:.0} s replayed", p.minutes, self.seconds)),
+                        ("length", format!("{} min planned, {:.0} s replayed", p.minutes, self.facts.seconds)),
                         ("pauses", format!("{} a second, mean over all users", p.rate)),
                         ("users", format!("{}, {} developers", p.users, p.developers)),
                         ("temperature", p.temperature.to_string()),
                         ("answers", answers.to_owned()),
                         ("code", format!("{} files of {corpus}", p.files)),
-                        ("price of showing, τ", p.tau.to_string()),
+                        ("price of showing, τ", self.parameters.tau.to_string()),
                         ("horizon", format!("{} s", p.horizon_seconds)),
-                        ("pauses whose developer never answers", percent(Some(p.silent_share), 0)),
-                        ("delay of answers", format!("lognormal, median {} s, σ {}", p.delay_median_seconds, p.delay_sigma)),
-                        ("completions in flight, at most", p.completions_in_flight_max.to_string()),
+                        ("pauses whose developer never answers", percent(Some(self.parameters.silent_share), 0)),
+                        ("delay of answers", format!("lognormal, median {} s, σ {}", self.parameters.delay_median_seconds, self.parameters.delay_sigma)),
+                        ("completions in flight, at most", self.parameters.completions_in_flight_max.to_string()),
                     ])) }
                     div .card {
                         (name_value_table(&[

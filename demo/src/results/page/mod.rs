@@ -41,13 +41,18 @@ impl RunReport {
             Tone::Bad => "bad",
         };
         let p = &self.parameters;
-        let seconds = self.started_at.get(..19).unwrap_or(&self.started_at).replace('T', " ");
+        let seconds = self
+            .facts
+            .started_at
+            .get(..19)
+            .unwrap_or(&self.facts.started_at)
+            .replace('T', " ");
         let (accept, reject) = (signed(Some(1.0 - p.tau), 2), signed(Some(-p.tau), 2));
         html! {
             header class=(tone) {
                 p .kicker {
-                    "Springtide · policy " (p.policy) " · " (seconds) " UTC · "
-                    (decimal(Some(self.seconds / 60.0), 1)) " min · seed " (p.seed)
+                    "Springtide · policy " (p.setup.policy) " · " (seconds) " UTC · "
+                    (decimal(Some(self.facts.seconds / 60.0), 1)) " min · seed " (p.setup.seed)
                 }
                 h1 { (conclusion.title) "." }
                 @for sentence in self.sentences() { p .lead { (sentence) } }
@@ -79,7 +84,7 @@ impl RunReport {
 
     fn tiles(&self) -> Markup {
         let [learning, following, frozen] = self.all_arms();
-        let waits = &self.feedback_to_serving_seconds;
+        let waits = &self.facts.feedback_to_serving_seconds;
         let against = |followed: String, frozen: String| format!("{FOLLOWING} {followed}, {FROZEN} {frozen}");
         let difference = |of, digits| format!("difference {}", interval(of, digits));
         page::render_tiles(&[
@@ -112,7 +117,11 @@ impl RunReport {
                 value: format!("{} s", decimal(waits.p50, 1)),
                 notes: vec![
                     format!("median; 95% within {} s", decimal(waits.p95, 1)),
-                    format!("{} steps, {} versions", self.steps, self.versions_served.len()),
+                    format!(
+                        "{} steps, {} versions",
+                        self.facts.totals.steps,
+                        self.versions_served.len()
+                    ),
                 ],
             },
         ])
@@ -180,7 +189,7 @@ mod tests {
     #[test]
     fn a_run_in_which_nothing_happened_has_a_page_too() {
         let mut report = sample::empty();
-        (report.settled, report.ledger.balanced) = (false, false);
+        (report.facts.settled, report.facts.ledger.balanced) = (false, false);
         let page = report.page();
         assert_is_whole(&page);
         assert!(page.contains("Reference policies were not measured in this run."));

@@ -117,7 +117,7 @@ impl RunReport {
     }
 
     fn skill_row(&self, capability: &Capability) -> Markup {
-        let steps = self.steps_taken.iter();
+        let steps = self.facts.steps_taken.iter();
         let trained: i64 = steps
             .clone()
             .filter(|step| step.version <= capability.version)

@@ -38,7 +38,7 @@ impl RunReport {
     }
 
     pub fn loop_section(&self) -> Markup {
-        let (staleness, waits) = (&self.staleness, &self.feedback_to_serving_seconds);
+        let (staleness, waits) = (&self.staleness, &self.facts.feedback_to_serving_seconds);
         let seconds = |value| format!("{} s", decimal(value, 1));
         let milliseconds = |value, digits| format!("{} ms", decimal(value, digits));
         section(
@@ -50,21 +50,21 @@ impl RunReport {
                             ("feedback to serving, median", seconds(waits.p50)),
                             ("95% within", seconds(waits.p95)),
                             ("over trained trajectories", format!("{} (and {} not yet served)", waits.served, waits.not_served)),
-                            ("latency of a completion, median", milliseconds(self.completion_latency_ms.p50, 0)),
-                            ("95% within", milliseconds(self.completion_latency_ms.p95, 0)),
-                            ("pause of a swap, median", milliseconds(self.swap_pause_ms.p50, 3)),
-                            ("longest of all swaps", format!("{}, of {}", milliseconds(self.swap_pause_ms.max, 3), self.swap_pause_ms.n)),
+                            ("latency of a completion, median", milliseconds(self.facts.completion_latency_ms.p50, 0)),
+                            ("95% within", milliseconds(self.facts.completion_latency_ms.p95, 0)),
+                            ("pause of a swap, median", milliseconds(self.facts.totals.swap_pause_ms_p50, 3)),
+                            ("longest of all swaps", format!("{}, of {}", milliseconds(self.facts.totals.swap_pause_ms_max, 3), self.facts.totals.swaps)),
                         ]))
                     }
                     div .card {
                         (name_value_table(&[
-                            ("steps", self.steps.to_string()),
+                            ("steps", self.facts.totals.steps.to_string()),
                             ("versions that answered", self.versions_served.len().to_string()),
-                            ("deltas, of the versions' bytes", percent(self.delta_ratio, 2)),
+                            ("deltas, of the versions' bytes", percent(self.facts.totals.delta_ratio, 2)),
                             ("content hashes of answers and of the trainer", if self.content_hashes_agree { "agree" } else { "DISAGREE" }.to_owned()),
-                            ("logged against recomputed, largest |Δ log p|", scientific(self.parity_log_prob_difference_max)),
+                            ("logged against recomputed, largest |Δ log p|", scientific(self.facts.totals.parity_max)),
                             ("learning arm's generations, dropped as stale", format!("{} of {} ({})", staleness.dropped, staleness.generations, percent(staleness.share, 1))),
-                            ("trained on by a later version than sampled them", self.ledger.counts.trained_stale.to_string()),
+                            ("trained on by a later version than sampled them", self.facts.ledger.counts.trained_stale.to_string()),
                         ]))
                     }
                 }
@@ -89,7 +89,7 @@ impl RunReport {
 
     /// One point for each step of the learning arm.
     fn by_step(&self, title: &str, note: &str, of: fn(&Step) -> Option<f64>, format: fn(f64) -> String) -> Markup {
-        let points = self.steps_taken.iter().filter_map(|step| {
+        let points = self.facts.steps_taken.iter().filter_map(|step| {
             let y = of(step)?;
             let x = step.at_seconds.min(self.time_axis().max);
             let tooltip = format!("step {}, v{}: {}", step.step, step.version, format(y));

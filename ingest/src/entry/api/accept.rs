@@ -20,6 +20,9 @@ use super::{Api, payload, tally};
 use crate::entry::{destination, spool};
 use crate::judge::SOURCE_PREFIX;
 
+/// Events of a request that wait for acknowledgement at once.
+const SENDS_AT_ONCE: usize = 256;
+
 /// A valid event.
 #[derive(Debug)]
 pub(super) struct Checked {
@@ -59,7 +62,7 @@ impl Api {
         let mut checked = self.check(events, Lookup::Needed).await.into_iter();
         let mut results = Vec::with_capacity(checked.len());
         while checked.len() > 0 {
-            let part = checked.by_ref().take(self.sends_max).collect();
+            let part = checked.by_ref().take(SENDS_AT_ONCE).collect();
             results.extend(self.send(part).await);
         }
         if self.stored.is_some() {

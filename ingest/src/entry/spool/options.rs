@@ -1,62 +1,39 @@
 //! The collector's configuration.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-
 use anyhow::ensure;
-use serde::{Deserialize, Serialize};
+use edge::options::above_to;
 
-/// `[spool]` of the configuration file. Only `springtide ingest --spool DIR` reads it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Base URL of the ingest role that receives the events. `--upstream` takes precedence.
-    /// Default: none.
-    pub upstream: Option<String>,
-    /// API key for the upstream, which determines the tenant of all events. Never printed. Default:
-    /// none.
-    #[serde(skip_serializing)]
-    pub api_key: Option<String>,
-    /// The key that callers must send. A collector has no database for more keys. Never printed.
-    /// Default: none; then only loopback addresses are allowed.
-    #[serde(skip_serializing)]
-    pub caller_key: Option<String>,
-    /// Requests per second of all callers with `caller_key` together; further ones get 429. 0: no
-    /// limit. Default: 0.
-    pub requests_per_second_max: u32,
-    /// The largest size of the spool on disk, bytes; beyond it events get 503. Default: 1 GiB.
-    pub bytes_max: u64,
-    /// Size at which a segment is sealed, bytes. Its disk space is freed when all its events are
-    /// forwarded. Default: 8 MiB.
-    pub segment_bytes_max: u64,
-    /// How long a flush waits for further events, milliseconds. Default: 2.
-    pub commit_wait_ms: u64,
-    /// Events that may wait for the disk; further ones get 503. Default: 1024.
-    pub waiting_max: usize,
-    /// Concurrent requests to the upstream. Default: 8.
-    pub requests_max: usize,
-    /// Timeout of a request, seconds. Default: 10.
-    pub request_timeout_seconds: f64,
-    /// Longest pause between tries, seconds. The upstream's Retry-After may ask for ten times as
-    /// much. Default: 30.
-    pub backoff_seconds_max: f64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            upstream: None,
-            api_key: None,
-            caller_key: None,
-            requests_per_second_max: 0,
-            bytes_max: 1 << 30,
-            segment_bytes_max: 8 << 20,
-            commit_wait_ms: 2,
-            waiting_max: 1024,
-            requests_max: 8,
-            request_timeout_seconds: 10.0,
-            backoff_seconds_max: 30.0,
-        }
+edge::options! {
+    /// `[spool]` of the configuration file. Only `springtide ingest --spool DIR` reads it.
+    pub struct Options {
+        /// Base URL of the ingest role that receives the events. `--upstream` takes precedence.
+        pub upstream: Option<String> = None,
+        /// API key for the upstream, which determines the tenant of all events. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+        /// The key that callers must send. A collector has no database for more keys. Never printed.
+        /// Default: none; then only loopback addresses are allowed.
+        #[serde(skip_serializing)]
+        pub caller_key: Option<String> = None,
+        /// Requests per second of all callers with `caller_key` together; further ones get 429. 0:
+        /// no limit.
+        pub requests_per_second_max: u32 = 0,
+        /// The largest size of the spool on disk, bytes; beyond it events get 503.
+        pub bytes_max: u64 = 1 << 30,
+        /// Size at which a segment is sealed, bytes. Segments are read into memory. Its disk space is freed when all its events are
+        /// forwarded.
+        pub segment_bytes_max: u64 = 8 << 20 => 64 << 10..=256 << 20,
+        /// How long a flush waits for further events, milliseconds.
+        pub commit_wait_ms: u64 = 2 => 0..=1_000,
+        /// Events that may wait for the disk; further ones get 503.
+        pub waiting_max: usize = 1024 => 1..=100_000,
+        /// Concurrent requests to the upstream.
+        pub requests_max: usize = 8 => 1..=256,
+        /// Timeout of a request, seconds.
+        pub request_timeout_seconds: f64 = 10.0 => above_to(0.0, 3_600.0),
+        /// Longest pause between tries, seconds. The upstream's Retry-After may ask for ten times as
+        /// much.
+        pub backoff_seconds_max: f64 = 30.0 => above_to(0.0, 3_600.0),
     }
 }
 
@@ -66,26 +43,13 @@ impl Options {
         if let Some(upstream) = &self.upstream {
             check_upstream("spool.upstream", upstream)?;
         }
-        // Segments are read into memory.
-        in_range("segment_bytes_max", self.segment_bytes_max, 64 << 10..=256 << 20)?;
+        self.check_ranges("spool")?;
         let bytes_min = 4 * self.segment_bytes_max;
         ensure!(
             self.bytes_max >= bytes_min,
             "spool.bytes_max is {}; give at least four times spool.segment_bytes_max ({bytes_min})",
             self.bytes_max
         );
-        in_range("commit_wait_ms", self.commit_wait_ms, 0..=1_000)?;
-        in_range("waiting_max", self.waiting_max, 1..=100_000)?;
-        in_range("requests_max", self.requests_max, 1..=256)?;
-        for (field, seconds) in [
-            ("request_timeout_seconds", self.request_timeout_seconds),
-            ("backoff_seconds_max", self.backoff_seconds_max),
-        ] {
-            ensure!(
-                seconds > 0.0 && seconds <= 3_600.0,
-                "spool.{field} is {seconds}; give a value above 0, up to 3600"
-            );
-        }
         for (field, key) in [("api_key", &self.api_key), ("caller_key", &self.caller_key)] {
             ensure!(
                 key.as_ref().is_none_or(|key| !key.trim().is_empty()),
@@ -94,16 +58,6 @@ impl Options {
         }
         Ok(())
     }
-}
-
-fn in_range<T: PartialOrd + Display + Copy>(field: &str, value: T, range: RangeInclusive<T>) -> anyhow::Result<()> {
-    ensure!(
-        range.contains(&value),
-        "spool.{field} is {value}; give a value from {} to {}",
-        range.start(),
-        range.end()
-    );
-    Ok(())
 }
 
 /// Refuses values that are not base URLs. `field` is the option's name for the error.

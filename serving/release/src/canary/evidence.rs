@@ -320,28 +320,22 @@ impl Evidence {
         })
         .ok();
         let counted = surplus(rows, unscored);
-        let if_surplus_is = |of_row: fn(&Row) -> f64| {
+        // the mean reward if the surplus of each side had these rewards
+        let with_surplus = |counted: [f64; 2], of_row: fn(&Row) -> f64| {
             difference(
                 rows,
                 judge,
                 |rewards| rewards.estimate(),
                 |row| {
                     let more = counted[usize::from(row.is_canary)];
-                    (
-                        row.reward + more * of_row(row),
-                        row.rewarded as f64 + more * row.unscored as f64,
-                    )
+                    let rewarded = row.rewarded as f64 + more * row.unscored as f64;
+                    (row.reward + more * of_row(row), rewarded)
                 },
             )
         };
-        let reward = difference(
-            rows,
-            judge,
-            |rewards| rewards.estimate(),
-            |row| (row.reward, row.rewarded as f64),
-        );
-        let worst = if_surplus_is(|row| if row.is_canary { row.lowest } else { row.highest });
-        let best = if_surplus_is(|row| if row.is_canary { row.highest } else { row.lowest });
+        let reward = with_surplus([0.0; 2], |_| 0.0);
+        let worst = with_surplus(counted, |row| if row.is_canary { row.lowest } else { row.highest });
+        let best = with_surplus(counted, |row| if row.is_canary { row.highest } else { row.lowest });
         let mut evidence = Evidence {
             canary: side(rows, true, canary.version),
             champion: side(rows, false, control),

@@ -84,31 +84,31 @@ struct Why {
     reason: String,
 }
 
-#[derive(Debug, Serialize)]
-struct View {
-    id: Uuid,
-    version: i64,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CanaryView {
+    pub id: Uuid,
+    pub version: i64,
     /// The version of `champion` that it is compared with. Null: it is not compared yet.
-    control: Option<i64>,
-    state: CanaryState,
+    pub control: Option<i64>,
+    pub state: CanaryState,
     /// Of `strategy.steps`.
-    step: usize,
+    pub step: usize,
     #[serde(with = "time::serde::rfc3339")]
-    step_since: OffsetDateTime,
+    pub step_since: OffsetDateTime,
     /// Of `champion`'s users, 0 to 1.
-    share: f64,
+    pub share: f64,
     /// The clusters whose users it takes. Null: all.
-    clusters: Option<Vec<String>>,
-    strategy: Strategy,
-    actor: String,
-    reason: String,
+    pub clusters: Option<Vec<String>>,
+    pub strategy: Strategy,
+    pub actor: String,
+    pub reason: String,
     #[serde(with = "time::serde::rfc3339")]
-    created_at: OffsetDateTime,
+    pub created_at: OffsetDateTime,
 }
 
-impl From<Canary> for View {
+impl From<Canary> for CanaryView {
     fn from(canary: Canary) -> Self {
-        View {
+        CanaryView {
             share: canary.share(),
             clusters: canary.clusters(),
             id: canary.id,
@@ -125,35 +125,35 @@ impl From<Canary> for View {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Canaries {
-    canaries: Vec<View>,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Canaries {
+    pub canaries: Vec<CanaryView>,
 }
 
-#[derive(Debug, Serialize)]
-struct Full {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FullCanary {
     #[serde(flatten)]
-    canary: View,
+    pub canary: CanaryView,
     /// The latest first.
-    transitions: Vec<TransitionView>,
+    pub transitions: Vec<TransitionView>,
 }
 
-#[derive(Debug, Serialize)]
-struct TransitionView {
-    event: String,
-    from_state: String,
-    to_state: String,
-    step: i32,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TransitionView {
+    pub event: String,
+    pub from_state: String,
+    pub to_state: String,
+    pub step: i32,
     /// The assignment that it led to. Null: none.
-    epoch: Option<i64>,
-    share: f64,
+    pub epoch: Option<i64>,
+    pub share: f64,
     /// The key's label; `release`: the release loop.
-    actor: String,
-    reason: String,
+    pub actor: String,
+    pub reason: String,
     /// What the release loop decided on. Null: a person decided, or there were no users yet.
-    evidence: Option<Value>,
+    pub evidence: Option<Value>,
     #[serde(with = "time::serde::rfc3339")]
-    at: OffsetDateTime,
+    pub at: OffsetDateTime,
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,16 +172,16 @@ async fn list(
         .await
         .map_err(unavailable)?;
     Ok(Json(Canaries {
-        canaries: canaries.into_iter().map(View::from).collect(),
+        canaries: canaries.into_iter().map(CanaryView::from).collect(),
     }))
 }
 
-async fn one(State(service): State<ReleaseService>, Path(id): Path<Uuid>) -> Result<Json<Full>, Problem> {
+async fn one(State(service): State<ReleaseService>, Path(id): Path<Uuid>) -> Result<Json<FullCanary>, Problem> {
     let mut connection = service.0.pool.acquire().await.map_err(unavailable)?;
     Ok(Json(full(&mut connection, &service, id).await?))
 }
 
-async fn full(connection: &mut PgConnection, service: &ReleaseService, id: Uuid) -> Result<Full, Problem> {
+async fn full(connection: &mut PgConnection, service: &ReleaseService, id: Uuid) -> Result<FullCanary, Problem> {
     let canary = find(connection, service, id).await?;
     let transitions = sqlx::query_as!(
         TransitionView,
@@ -192,7 +192,7 @@ async fn full(connection: &mut PgConnection, service: &ReleaseService, id: Uuid)
     .fetch_all(connection)
     .await
     .map_err(unavailable)?;
-    Ok(Full {
+    Ok(FullCanary {
         canary: canary.into(),
         transitions,
     })
@@ -225,7 +225,7 @@ async fn propose(
     State(service): State<ReleaseService>,
     principal: Principal,
     Json(proposal): Json<Proposal>,
-) -> Result<(StatusCode, Json<Full>), Problem> {
+) -> Result<(StatusCode, Json<FullCanary>), Problem> {
     let (inner, policy) = (&service.0, &service.0.policy);
     let strategy = proposal.strategy.unwrap_or_else(|| inner.options.canary.clone());
     strategy
@@ -289,7 +289,7 @@ async fn decide(
     principal: Principal,
     Path((id, decision)): Path<(Uuid, String)>,
     Json(why): Json<Why>,
-) -> Result<Json<Full>, Problem> {
+) -> Result<Json<FullCanary>, Problem> {
     let event = requested(&decision)?;
     let policy = &service.0.policy;
     let mut transaction = crate::tables::begin(&service.0.pool, policy)

@@ -6,6 +6,7 @@
 //!            {"setWeight": 50}, {"analysis": {"successCondition": "better", "timeout": "2d"}}]}
 //! ```
 
+use edge::options::{above, above_to};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::time::Duration;
 
@@ -102,38 +103,16 @@ impl Evaluation {
     }
 }
 
-/// Requests of `champion` that the version answers too, unseen, in the capacity that production leaves.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Shadow {
-    /// Percent of `champion`'s requests, above 0 to 100. Default: 10.
-    pub percent: f64,
-    /// Then the answers are enough. Default: 200.
-    pub answers: u32,
-    /// How long they may take. Then the canary goes on with what there is. Default: 10 minutes.
-    pub timeout: Span,
-}
-
-impl Default for Shadow {
-    fn default() -> Self {
-        Shadow {
-            percent: 10.0,
-            answers: 200,
-            timeout: Span(Duration::from_secs(600)),
-        }
-    }
-}
-
-impl Shadow {
-    fn check(&self) -> Result<(), String> {
-        let Shadow { percent, answers, .. } = self;
-        if !(*percent > 0.0 && *percent <= 100.0) {
-            return Err(format!("shadow.percent is {percent}; give a number above 0, up to 100"));
-        }
-        if *answers == 0 {
-            return Err("shadow.answers is 0; give 1 or more, or leave shadow out".to_owned());
-        }
-        Ok(())
+edge::options! {
+    /// Requests of `champion` that the version answers too, unseen, in the capacity that production leaves.
+    #[serde(rename_all = "camelCase")]
+    pub struct Shadow {
+        /// Percent of `champion`'s requests, above 0 to 100.
+        pub percent: f64 = 10.0 => above_to(0.0, 100.0),
+        /// Then the answers are enough.
+        pub answers: u32 = 200 => 1..,
+        /// How long they may take. Then the canary goes on with what there is.
+        pub timeout: Span = Span(Duration::from_secs(600)),
     }
 }
 
@@ -163,38 +142,27 @@ pub enum Success {
     Better,
 }
 
-/// What the evidence is compared with. Rewards are those of the policy's definition.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct Judge {
-    /// How much lower the mean reward may be for `not_worse`, in units of reward. Default: 0.02.
-    pub margin: f64,
-    /// The difference that one wants to see soonest, in units of reward. Default: 0.05.
-    pub effect: f64,
-    /// How often at most a canary that is no worse counts as harm, and one that is no better as better,
-    /// however often it is looked at. The five guards add up to a tenth of it each. Default: 0.05.
-    pub alpha: f64,
-    /// Users of each side, below which nothing is concluded from rewards. Default: 20.
-    pub users_min: u32,
-    /// An answer that takes longer is slow, in milliseconds. More slow answers are harm, as more declined
-    /// ones are. Default: none, so nothing is said about time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slow_ms: Option<u32>,
-    /// How much longer or shorter answers may be, as a share of those of `champion`. More holds the canary.
-    /// Default: 0.3.
-    pub length_margin: f64,
-}
-
-impl Default for Judge {
-    fn default() -> Self {
-        Judge {
-            margin: 0.02,
-            effect: 0.05,
-            alpha: 0.05,
-            users_min: 20,
-            slow_ms: None,
-            length_margin: 0.3,
-        }
+edge::options! {
+    /// What the evidence is compared with. Rewards are those of the policy's definition.
+    #[derive(Copy)]
+    #[serde(rename_all = "camelCase")]
+    pub struct Judge {
+        /// How much lower the mean reward may be for `not_worse`, in units of reward.
+        pub margin: f64 = 0.02 => above(0.0),
+        /// The difference that one wants to see soonest, in units of reward.
+        pub effect: f64 = 0.05 => above(0.0),
+        /// How often at most a canary that is no worse counts as harm, and one that is no better as
+        /// better, however often it is looked at. The five guards add up to a tenth of it each.
+        pub alpha: f64 = 0.05 => 0.0001..=0.5,
+        /// Users of each side, below which nothing is concluded from rewards.
+        pub users_min: u32 = 20,
+        /// An answer that takes longer is slow, in milliseconds. More slow answers are harm, as more declined
+        /// ones are. Default: none, so nothing is said about time.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub slow_ms: Option<u32> = None,
+        /// How much longer or shorter answers may be, as a share of those of `champion`. More holds
+        /// the canary.
+        pub length_margin: f64 = 0.3,
     }
 }
 
@@ -284,7 +252,9 @@ impl Strategy {
                 ));
             }
         }
-        self.shadow.as_ref().map_or(Ok(()), Shadow::check)?;
+        if let Some(shadow) = &self.shadow {
+            shadow.check_ranges("shadow")?;
+        }
         if let Some(Watch { hold_back, .. }) = self.watch
             && !(hold_back > 0.0 && hold_back <= 50.0)
         {
@@ -292,23 +262,13 @@ impl Strategy {
                 "watch.holdBack is {hold_back}; give a number above 0, up to 50"
             ));
         }
+        self.judge.check_ranges("judge")?;
         let Judge {
-            margin,
-            effect,
-            alpha,
             users_min,
             slow_ms,
             length_margin,
+            ..
         } = self.judge;
-        if !(margin.is_finite() && margin > 0.0) {
-            return Err(format!("judge.margin is {margin}; give a number above 0"));
-        }
-        if !(effect.is_finite() && effect > 0.0) {
-            return Err(format!("judge.effect is {effect}; give a number above 0"));
-        }
-        if !(0.0001..=0.5).contains(&alpha) {
-            return Err(format!("judge.alpha is {alpha}; give 0.0001 to 0.5"));
-        }
         if users_min < 2 {
             return Err(format!("judge.usersMin is {users_min}; give 2 or more"));
         }

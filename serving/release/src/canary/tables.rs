@@ -4,6 +4,7 @@
 use super::machine::{Event, State};
 use super::strategy::Strategy;
 use crate::CHAMPION;
+use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -11,7 +12,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// A version on its way to `champion`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Canary {
     pub id: Uuid,
     pub version: i64,
@@ -19,10 +20,13 @@ pub struct Canary {
     pub control: Option<i64>,
     pub strategy: Strategy,
     pub state: State,
+    /// Of `strategy.steps`.
     pub step: usize,
+    #[serde(with = "time::serde::rfc3339")]
     pub step_since: OffsetDateTime,
     pub actor: String,
     pub reason: String,
+    #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 

@@ -27,7 +27,7 @@ pub struct Experiment {
 }
 
 /// Who decided an experiment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
     /// A changed configuration replaces it.

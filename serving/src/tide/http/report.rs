@@ -21,54 +21,54 @@ pub struct TideQuery {
     hours: Option<i32>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Tide {
     /// The hours that the sums are over.
-    hours: i32,
-    engines: Vec<EngineView>,
-    clusters: Vec<ClusterView>,
+    pub hours: i32,
+    pub engines: Vec<EngineView>,
+    pub clusters: Vec<ClusterView>,
 }
 
 /// One engine of a replica.
-#[derive(Debug, Serialize)]
-struct EngineView {
-    replica: String,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct EngineView {
+    pub replica: String,
     /// `None`: the replica has not reported to the fleet.
-    cluster: Option<String>,
-    engine: i16,
-    slots: i32,
+    pub cluster: Option<String>,
+    pub engine: i16,
+    pub slots: i32,
     /// The last decision, and what decided. A limit of null: no limit.
-    slot_limit: Option<i32>,
-    whole: bool,
-    why: Option<String>,
+    pub slot_limit: Option<i32>,
+    pub whole: bool,
+    pub why: Option<String>,
     #[serde(with = "time::serde::rfc3339")]
-    at: OffsetDateTime,
+    pub at: OffsetDateTime,
     /// Of the last minute: the slots that production was expected to need at most, and what it needed.
-    expected: Option<f64>,
-    needed: i32,
+    pub expected: Option<f64>,
+    pub needed: i32,
     /// Mean distance of the two over the hours, in slots.
-    forecast_error: Option<f64>,
-    production_slot_seconds: f64,
-    idle_slot_seconds: f64,
-    lendable_slot_seconds: f64,
-    harvested_slot_seconds: f64,
-    taken_back: i64,
-    taking_back_ms_max: f64,
+    pub forecast_error: Option<f64>,
+    pub production_slot_seconds: f64,
+    pub idle_slot_seconds: f64,
+    pub lendable_slot_seconds: f64,
+    pub harvested_slot_seconds: f64,
+    pub taken_back: i64,
+    pub taking_back_ms_max: f64,
     /// Means of what users felt without rollouts in the same passes, and beside some, in milliseconds.
-    first_token_ms_alone: Option<f64>,
-    first_token_ms_beside: Option<f64>,
-    token_ms_alone: Option<f64>,
-    token_ms_beside: Option<f64>,
+    pub first_token_ms_alone: Option<f64>,
+    pub first_token_ms_beside: Option<f64>,
+    pub token_ms_alone: Option<f64>,
+    pub token_ms_beside: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
-struct ClusterView {
-    cluster: Option<String>,
-    idle_slot_seconds: f64,
-    harvested_slot_seconds: f64,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ClusterView {
+    pub cluster: Option<String>,
+    pub idle_slot_seconds: f64,
+    pub harvested_slot_seconds: f64,
 }
 
-pub async fn tide(State(fleet): State<Fleet>, Query(query): Query<TideQuery>) -> Result<Json<Tide>, Problem> {
+pub(super) async fn tide(State(fleet): State<Fleet>, Query(query): Query<TideQuery>) -> Result<Json<Tide>, Problem> {
     let hours = within("hours", query.hours, HOURS_DEFAULT, HOURS_MAX)?;
     let engines = sqlx::query_file_as!(EngineView, "src/tide/http/engines.sql", &*fleet.policy, hours)
         .fetch_all(&fleet.pool)
@@ -108,31 +108,31 @@ pub struct CostQuery {
     run: Option<Uuid>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Costs {
     /// By day, newest first, then by work and run.
-    costs: Vec<Cost>,
+    pub costs: Vec<Cost>,
 }
 
 /// What one kind of work used on one day (UTC), over all engines of the policy.
-#[derive(Debug, Serialize)]
-struct Cost {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Cost {
     #[serde(with = "crate::tide::day")]
-    day: Date,
+    pub day: Date,
     /// `production`, `rollout` or `evaluation`.
-    work: String,
-    run: Option<Uuid>,
+    pub work: String,
+    pub run: Option<Uuid>,
     /// Tokens that were sampled and kept, and tokens of prompts.
-    sampled: i64,
-    read: i64,
+    pub sampled: i64,
+    pub read: i64,
     /// Waste: tokens that were read again after a slot was taken back, and sampled for nothing.
-    read_again: i64,
-    thrown_away: i64,
-    slot_seconds: f64,
-    engine_seconds: f64,
+    pub read_again: i64,
+    pub thrown_away: i64,
+    pub slot_seconds: f64,
+    pub engine_seconds: f64,
 }
 
-pub async fn cost(State(fleet): State<Fleet>, Query(query): Query<CostQuery>) -> Result<Json<Costs>, Problem> {
+pub(super) async fn cost(State(fleet): State<Fleet>, Query(query): Query<CostQuery>) -> Result<Json<Costs>, Problem> {
     let days = within("days", query.days, DAYS_DEFAULT, DAYS_MAX)?;
     let costs = sqlx::query_as!(
         Cost,

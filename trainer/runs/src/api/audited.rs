@@ -1,7 +1,8 @@
 //! Runs in the audit: who created, paused, resumed or canceled them, and with which configuration.
 
-use edge::audit::Actor;
+use crate::claim;
 use edge::audit::rows::{Audited, Fingerprint};
+use edge::audit::{self, Actor};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -16,6 +17,17 @@ pub async fn append(
     let rows = read(connection, Some(run)).await?;
     let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
     row.append(connection, actor, action, about, "").await
+}
+
+/// The same, done by the trainer itself.
+pub async fn append_by_trainer(
+    connection: &mut PgConnection,
+    run: Uuid,
+    action: &str,
+    about: &str,
+) -> sqlx::Result<()> {
+    let name = &audit::role_name("train");
+    append(connection, Actor { key: None, name }, run, action, about).await
 }
 
 /// All runs, to be compared with the audit's actions `run.…`.
@@ -99,8 +111,8 @@ impl State<'_> {
         let paused = matches!(self.status, "pausing" | "paused");
         let goes_on = matches!(self.status, "validating_files" | "queued" | "running");
         let by_request = |reason, request| self.reason == Some(reason) || self.requested == Some(request);
-        let asked_to_pause = by_request("paused by request", "pause");
-        let asked_to_cancel = by_request("cancelled by request", "cancel");
+        let asked_to_pause = by_request(claim::PAUSED, "pause");
+        let asked_to_cancel = by_request(claim::CANCELLED, "cancel");
         match newest {
             "run.pause" if goes_on && !asked_to_pause => Some("a request paused it, but it goes on"),
             "run.cancel" if (goes_on || paused) && !asked_to_cancel => Some("a request canceled it, but it goes on"),

@@ -117,7 +117,8 @@ async fn answer(
         )));
     };
     let message = format!("{request} requested by {}", principal.label);
-    claim::append_event(&mut transaction, id, "info", &message, &serde_json::json!({}))
+    let data = serde_json::json!({"request": request});
+    claim::append_event(&mut transaction, id, "info", &message, &data)
         .await
         .map_err(database)?;
     let (action, about) = (format!("run.{request}"), format!("it was {}", before.status));

@@ -7,6 +7,7 @@ use super::preference::{Dpo, Kto};
 use super::runs::{self, Run};
 use super::{Shared, audited, database, visible_tenant};
 use crate::claim;
+use crate::run::Kind;
 use crate::schedule::Schedule;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,7 +15,7 @@ use edge::auth::Principal;
 use edge::json::Json;
 use edge::problem::Problem;
 use event_log::event::NAME_BYTES_MAX;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -119,7 +120,7 @@ pub(super) async fn create(
 
 /// A run that has been checked.
 struct NewRun {
-    kind: &'static str,
+    kind: Kind,
     base: Option<i64>,
     schedule: Option<Schedule>,
     config: serde_json::Value,
@@ -127,6 +128,29 @@ struct NewRun {
     tasks: Vec<Task>,
     /// For people.
     about: String,
+}
+
+impl NewRun {
+    fn of(
+        kind: Kind,
+        base: Option<i64>,
+        schedule: Option<Schedule>,
+        about: String,
+        config: &impl Serialize,
+        steps: i64,
+    ) -> Result<Self, Problem> {
+        let config = serde_json::to_value(config).map_err(Problem::internal)?;
+        let tasks = vec![];
+        Ok(NewRun {
+            kind,
+            base,
+            schedule,
+            config,
+            steps,
+            tasks,
+            about,
+        })
+    }
 }
 
 impl Shared {
@@ -166,15 +190,10 @@ impl Shared {
         request.config.check().map_err(Problem::bad_request)?;
         let tasks = tasks(request.tasks, request.tasks_jsonl.as_deref()).map_err(Problem::bad_request)?;
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
-        Ok(NewRun {
-            kind: "grpo",
-            base: Some(base),
-            schedule: request.schedule,
-            config: serde_json::to_value(&request.config).map_err(Problem::internal)?,
-            steps: request.config.steps,
-            about: format!("{} tasks, from version {base}", tasks.len()),
-            tasks,
-        })
+        let about = format!("{} tasks, from version {base}", tasks.len());
+        let (config, steps) = (&request.config, request.config.steps);
+        let new = NewRun::of(Kind::Grpo, Some(base), request.schedule, about, config, steps)?;
+        Ok(NewRun { tasks, ..new })
     }
 
     async fn supervised(&self, request: OnDataset<Supervised>, principal: &Principal) -> Result<NewRun, Problem> {
@@ -196,15 +215,8 @@ impl Shared {
         if config.tokens_per_step.is_none() {
             config.batch_size = Some(config.batch_size());
         }
-        Ok(NewRun {
-            kind: "sft",
-            base: Some(base),
-            schedule: request.schedule,
-            about: format!("dataset {}, from version {base}", config.dataset),
-            config: serde_json::to_value(&config).map_err(Problem::internal)?,
-            steps,
-            tasks: vec![],
-        })
+        let about = format!("dataset {}, from version {base}", config.dataset);
+        NewRun::of(Kind::Sft, Some(base), request.schedule, about, &config, steps)
     }
 
     async fn dpo(&self, request: OnDataset<Dpo>, principal: &Principal) -> Result<NewRun, Problem> {
@@ -213,15 +225,8 @@ impl Shared {
         config.check().map_err(Problem::bad_request)?;
         self.dataset(&config.dataset, principal).await?;
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
-        Ok(NewRun {
-            kind: "dpo",
-            base: Some(base),
-            schedule: request.schedule,
-            about: format!("dataset {}, from version {base}", config.dataset),
-            config: serde_json::to_value(&config).map_err(Problem::internal)?,
-            steps: config.steps,
-            tasks: vec![],
-        })
+        let about = format!("dataset {}, from version {base}", config.dataset);
+        NewRun::of(Kind::Dpo, Some(base), request.schedule, about, &config, config.steps)
     }
 
     async fn kto(&self, request: OnDataset<Kto>, principal: &Principal) -> Result<NewRun, Problem> {
@@ -232,15 +237,8 @@ impl Shared {
         let base = base_version(&self.pool, &self.policy, request.base_version).await?;
         let once = steps_of_a_pass(dataset.trajectories, config.batch_size);
         let steps = *config.steps.get_or_insert(once);
-        Ok(NewRun {
-            kind: "kto",
-            base: Some(base),
-            schedule: request.schedule,
-            about: format!("dataset {}, from version {base}", config.dataset),
-            config: serde_json::to_value(&config).map_err(Problem::internal)?,
-            steps,
-            tasks: vec![],
-        })
+        let about = format!("dataset {}, from version {base}", config.dataset);
+        NewRun::of(Kind::Kto, Some(base), request.schedule, about, &config, steps)
     }
 
     async fn evaluation(&self, request: OnDataset<Evaluation>, principal: &Principal) -> Result<NewRun, Problem> {
@@ -266,15 +264,8 @@ impl Shared {
                 (None, format!("what `{name}` is when the run starts"))
             }
         };
-        Ok(NewRun {
-            kind: "evaluate",
-            base,
-            schedule: request.schedule,
-            about: format!("{of} on dataset {}", config.dataset),
-            config: serde_json::to_value(&config).map_err(Problem::internal)?,
-            steps: 1,
-            tasks: vec![],
-        })
+        let about = format!("{of} on dataset {}", config.dataset);
+        NewRun::of(Kind::Evaluate, base, request.schedule, about, &config, 1)
     }
 
     async fn export(&self, request: OnDataset<Export>, principal: &Principal) -> Result<NewRun, Problem> {
@@ -290,15 +281,7 @@ impl Shared {
             tenant: principal.tenant.clone(),
             all_tenants: visible_tenant(principal).is_none(),
         };
-        Ok(NewRun {
-            kind: "export",
-            base: None,
-            schedule: request.schedule,
-            about,
-            config: serde_json::to_value(&config).map_err(Problem::internal)?,
-            steps: 1,
-            tasks: vec![],
-        })
+        NewRun::of(Kind::Export, None, request.schedule, about, &config, 1)
     }
 
     fn check_policy(&self, requested: Option<&str>) -> Result<(), Problem> {
@@ -394,7 +377,7 @@ async fn insert(
         values ($1, $2, $3, $4, 'queued', $5, $6, $7)
         "#,
         id,
-        new.kind,
+        new.kind as Kind,
         policy,
         line_of(id),
         new.config,

@@ -25,7 +25,7 @@ const COMPARED_MAX: usize = 10;
 const NORMAL_975: f64 = 1.959_963_984_540_054;
 
 /// A step as a point of a plot. What the step did not measure is null.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub step: i64,
     pub version: i64,
@@ -68,7 +68,7 @@ pub(super) struct Points {
 }
 
 /// The points of a run, the first step first.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Curve {
     #[serde(flatten)]
     pub points: List<Point>,

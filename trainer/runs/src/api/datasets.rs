@@ -38,40 +38,40 @@ pub(super) struct Request {
 }
 
 /// A version of a dataset as clients see it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "object", rename = "dataset")]
-pub(super) struct Shown {
-    name: String,
-    version: i32,
-    policy: String,
-    tenant: String,
+pub struct Shown {
+    pub name: String,
+    pub version: i32,
+    pub policy: String,
+    pub tenant: String,
     /// What was asked for, and what fixes it: `tenants`, `closed_before`, `last_id`, `limit`.
-    query: Value,
-    created_by: String,
+    pub query: Value,
+    pub created_by: String,
     #[serde(with = "time::serde::rfc3339")]
-    created_at: OffsetDateTime,
+    pub created_at: OffsetDateTime,
     /// At its creation.
-    trajectories: i64,
+    pub trajectories: i64,
     /// Of all of them: a single generation is one trajectory, an episode has several.
-    generations: i64,
+    pub generations: i64,
     /// BLAKE3 of their ids in ascending order, hexadecimal.
-    digest: String,
+    pub digest: String,
     #[serde(flatten)]
-    now: Option<Now>,
+    pub now: Option<Now>,
 }
 
 /// What is left of it. Absent in lists.
-#[derive(Debug, Clone, Serialize)]
-struct Now {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Now {
     /// Generations that a run gets, and of how many trajectories.
-    available: i64,
-    available_trajectories: i64,
+    pub available: i64,
+    pub available_trajectories: i64,
     /// Deleted by retention, and the rest of their episodes.
-    expired: i64,
+    pub expired: i64,
     /// Stored, but their tenant has withdrawn its consent.
-    withdrawn: i64,
+    pub withdrawn: i64,
     /// Whether a run gets exactly the generations of its creation.
-    complete: bool,
+    pub complete: bool,
 }
 
 impl Shown {

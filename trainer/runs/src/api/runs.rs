@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// A run as clients see it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "object", rename = "run")]
 pub struct Run {
     pub id: Uuid,
@@ -50,6 +50,9 @@ pub struct Run {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Page {
+    /// This one alone.
+    #[serde(skip)]
+    id: Option<Uuid>,
     limit: Option<i64>,
     /// The last id of the previous page.
     after: Option<Uuid>,
@@ -59,28 +62,11 @@ pub struct Page {
 
 /// One run of the policy, or a 404.
 pub async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Problem> {
-    let row = sqlx::query_as!(
-        Run,
-        r#"
-        select r.id, r.kind, r.policy, r.line, r.status, r.reason, r.config, r.base_version, l.head as "head?",
-               r.steps_done, r.steps_total, r.requested, r.recurs_from, r.result - 'parts' as result,
-               r.created_at, r.started_at, r.finished_at,
-               (select string_agg(e.message, '; ')
-                from (select distinct on (data ->> 'alarm') message, data ->> 'state' as state
-                      from run_event
-                      where run_id = r.id and data ? 'alarm'
-                      order by data ->> 'alarm', id desc) e
-                where e.state = 'began') as alarm
-        from run r
-        left join line l on l.policy = r.policy and l.line = r.line
-        where r.policy = $1 and r.id = $2
-        "#,
-        policy,
-        id
-    )
-    .fetch_optional(pool)
-    .await
-    .map_err(database)?;
+    let page = Page {
+        id: Some(id),
+        ..Page::default()
+    };
+    let row = newest(pool, policy, page, 1).await.map_err(database)?.pop();
     row.ok_or_else(|| Problem::not_found(format!("policy `{policy}` has no run {id}")))
 }
 
@@ -116,6 +102,7 @@ pub async fn newest(executor: impl PgExecutor<'_>, policy: &str, page: Page, lim
           and ($2::uuid is null or r.id < $2)
           and ($3::text is null or r.status = $3)
           and ($4::text is null or r.kind = $4)
+          and ($6::uuid is null or r.id = $6)
         order by r.id desc
         limit $5
         "#,
@@ -123,21 +110,22 @@ pub async fn newest(executor: impl PgExecutor<'_>, policy: &str, page: Page, lim
         page.after,
         page.status,
         page.kind,
-        limit
+        limit,
+        page.id
     )
     .fetch_all(executor)
     .await
 }
 
 /// An event of a run.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Event {
-    id: Uuid,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    pub id: Uuid,
     #[serde(with = "time::serde::rfc3339")]
-    at: OffsetDateTime,
-    level: String,
-    message: String,
-    data: serde_json::Value,
+    pub at: OffsetDateTime,
+    pub level: String,
+    pub message: String,
+    pub data: serde_json::Value,
 }
 
 pub(super) async fn events(
@@ -166,14 +154,14 @@ pub(super) async fn events(
 }
 
 /// A step of a run, and its version.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct CommittedStep {
-    step: i64,
-    version: i64,
-    root: String,
-    metrics: serde_json::Value,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CommittedStep {
+    pub step: i64,
+    pub version: i64,
+    pub root: String,
+    pub metrics: serde_json::Value,
     #[serde(with = "time::serde::rfc3339")]
-    committed_at: OffsetDateTime,
+    pub committed_at: OffsetDateTime,
 }
 
 /// Which page of steps.

@@ -4,7 +4,7 @@
 //! files that the grader reads. It cannot write the grade if it runs in a process of its own.
 
 use super::{Cause, Error, Sample};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -18,52 +18,23 @@ const FILE: &str = "grader.py";
 /// Of a source, as in OpenAI's interface.
 const SOURCE_BYTES: usize = 256 << 10;
 
-/// `[trainer.offline.sandbox]`: where `python` graders run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Options {
-    /// Largest number of sandboxes at a time, of all runs; default 2.
-    pub at_a_time: usize,
-    /// Of one grade, from start to end; default 10.
-    pub wall_seconds: u64,
-    /// Processor time of all processes of one grade; default 10.
-    pub cpu_seconds: u64,
-    /// Memory and files of all processes of one grade, MiB; default 256.
-    pub memory_mebibytes: u64,
-    /// Processes and threads of one grade at a time; default 32.
-    pub processes: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        let limits = Limits::default();
-        Options {
-            at_a_time: 2,
-            wall_seconds: limits.wall.as_secs(),
-            cpu_seconds: limits.cpu.as_secs(),
-            memory_mebibytes: limits.memory_bytes >> 20,
-            processes: limits.processes,
-        }
+edge::options! {
+    /// `[trainer.offline.sandbox]`: where `python` graders run.
+    pub struct Options {
+        /// Largest number of sandboxes at a time, of all runs.
+        pub at_a_time: usize = 2 => 1..,
+        /// Of one grade, from start to end.
+        pub wall_seconds: u64 = 10 => 1..,
+        /// Processor time of all processes of one grade.
+        pub cpu_seconds: u64 = 10 => 1..,
+        /// Memory and files of all processes of one grade, MiB.
+        pub memory_mebibytes: u64 = 256 => 16..=1 << 20,
+        /// Processes and threads of one grade at a time.
+        pub processes: u32 = 32 => 1..,
     }
 }
 
 impl Options {
-    /// Refuses values with which nothing can run. The text begins with the field.
-    pub fn check(&self) -> Result<(), String> {
-        let positive = [
-            ("at_a_time", self.at_a_time >= 1),
-            ("wall_seconds", self.wall_seconds >= 1),
-            ("cpu_seconds", self.cpu_seconds >= 1),
-            ("memory_mebibytes", (16..=1 << 20).contains(&self.memory_mebibytes)),
-            ("processes", self.processes >= 1),
-        ];
-        match positive.iter().find(|(_, valid)| !valid) {
-            Some(("memory_mebibytes", _)) => Err("memory_mebibytes must be from 16 to 1048576".into()),
-            Some((name, _)) => Err(format!("{name} must be at least 1")),
-            None => Ok(()),
-        }
-    }
-
     fn limits(&self) -> Limits {
         Limits {
             wall: Duration::from_secs(self.wall_seconds),

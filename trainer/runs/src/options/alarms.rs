@@ -1,46 +1,47 @@
 //! `[trainer.realtime.alarms]`.
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
+use edge::options::above;
 use evidence::change::{Design, Error};
 use evidence::figure::Figure;
-use serde::{Deserialize, Serialize};
 
 /// Smallest allowed `show_rate_window`. With fewer generations a show rate says little.
 pub const SHOW_RATE_WINDOW_MIN: u32 = 100;
 
-/// `[trainer.realtime.alarms]`: alarms that do not stop the run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Alarms {
-    /// The alarm is on if the learning arm shows a smaller share of its generations; 0 to 1, default
-    /// 0.1. It is also on below a third of what the other arms show.
-    pub show_rate_min: f64,
-    /// How many of an arm's latest generations its show rate is computed from; at least 100, default
-    /// 500.
-    pub show_rate_window: u32,
-    /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1, default
-    /// 0.05.
-    pub quarantine_share_max: f64,
-    /// The alarm is on if the log-probabilities of the latest 512 samples of other engines have a larger
-    /// mean k3, nats per token; default 0.001. A token counts with at most 0.2, and a quarantined sample
-    /// not at all. That of our own engine has no bound: it is on if any
-    /// sample differs at all.
-    pub remote_k3_max: f64,
-    /// The alarm is on if a larger share of the latest 512 samples lacked proof of who sampled them; 0
-    /// to 1, default 0.05. 1: never.
-    pub unproven_share_max: f64,
-    /// The alarm is on if a cap dropped a larger share of the latest 512 samples; 0 to 1, default 0.5.
-    /// 1: never.
-    pub capped_share_max: f64,
-    /// Changes of a figure of the learning arm's answers up to this are no alarm: of shares as they are, of
-    /// lengths and entropies v as v / (v + mean at first), where 0.05 is about 22%. Above 0, at most 0.5,
-    /// default 0.05. 1: never.
-    pub change_margin: f64,
-    /// Mean number of the arm's trajectories until a false alarm about one figure of one surface, at least;
-    /// 100 or more, default 100000.
-    pub answers_per_false_alarm: f64,
-    /// How many of the arm's trajectories a figure is compared with; 100 or more, default 1000.
-    pub reference_answers: u32,
+edge::options! {
+    /// `[trainer.realtime.alarms]`: alarms that do not stop the run.
+    #[derive(Copy)]
+    pub struct Alarms {
+        /// The alarm is on if the learning arm shows a smaller share of its generations; 0 to 1. It
+        /// is also on below a third of what the other arms show.
+        pub show_rate_min: f64 = 0.1 => 0.0..=1.0,
+        /// How many of an arm's latest generations its show rate is computed from; at least 100.
+        pub show_rate_window: u32 = 500 => SHOW_RATE_WINDOW_MIN..,
+        /// The alarm is on if a larger share of the latest 512 samples was quarantined; 0 to 1.
+        pub quarantine_share_max: f64 = 0.05 => 0.0..=1.0,
+        /// The alarm is on if the log-probabilities of the latest 512 samples of other engines have
+        /// a larger mean k3, nats per token. A token counts with at most 0.2, and a quarantined
+        /// sample not at all. That of our own engine has no bound: it is on if any sample differs at
+        /// all.
+        pub remote_k3_max: f64 = 0.001 => above(0.0),
+        /// The alarm is on if a larger share of the latest 512 samples of the learning arm lacked
+        /// proof of who sampled them; 0 to 1. 1: never.
+        pub unproven_share_max: f64 = 0.05 => 0.0..=1.0,
+        /// The alarm is on if a cap dropped a larger share of the latest 512 samples of the learning
+        /// arm; 0 to 1. 1: never.
+        pub capped_share_max: f64 = 0.5 => 0.0..=1.0,
+        /// Changes of a figure of the learning arm's answers up to this are no alarm. Figures are
+        /// the shares of shown, accepted, edited, unanswered, unscored and contradictory ones, of
+        /// failed tool calls and repetition; length; entropy. Changes of shares count as they are,
+        /// of lengths and entropies v as v / (v + mean at first), where 0.05 is about 22%. Above 0,
+        /// at most 0.5. 1: never.
+        pub change_margin: f64 = 0.05,
+        /// Mean number of the arm's trajectories until a false alarm about one figure of one
+        /// surface, at least; 100 or more.
+        pub answers_per_false_alarm: f64 = 100_000.0,
+        /// How many of the arm's trajectories a figure is compared with; 100 or more.
+        pub reference_answers: u32 = 1_000,
+    }
 }
 
 impl Alarms {
@@ -51,30 +52,7 @@ impl Alarms {
 
     /// Refuses values that cannot work. The text names the field as in the file.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        ensure!(
-            (0.0..=1.0).contains(&self.show_rate_min),
-            "trainer.realtime.alarms.show_rate_min must be from 0 to 1"
-        );
-        ensure!(
-            self.show_rate_window >= SHOW_RATE_WINDOW_MIN,
-            "trainer.realtime.alarms.show_rate_window must be at least {SHOW_RATE_WINDOW_MIN}"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&self.quarantine_share_max),
-            "trainer.realtime.alarms.quarantine_share_max must be from 0 to 1"
-        );
-        ensure!(
-            self.remote_k3_max.is_finite() && self.remote_k3_max > 0.0,
-            "trainer.realtime.alarms.remote_k3_max must be finite and above 0"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&self.unproven_share_max),
-            "trainer.realtime.alarms.unproven_share_max must be from 0 to 1"
-        );
-        ensure!(
-            (0.0..=1.0).contains(&self.capped_share_max),
-            "trainer.realtime.alarms.capped_share_max must be from 0 to 1"
-        );
+        self.check_ranges("trainer.realtime.alarms")?;
         if self.change_margin == 1.0 {
             return Ok(());
         }
@@ -85,22 +63,6 @@ impl Alarms {
             }
             Err(Error::FalseAlarms(_)) => bail!("trainer.realtime.alarms.answers_per_false_alarm must be at least 100"),
             Err(Error::Reference(_)) => bail!("trainer.realtime.alarms.reference_answers must be at least 100"),
-        }
-    }
-}
-
-impl Default for Alarms {
-    fn default() -> Self {
-        Alarms {
-            show_rate_min: 0.1,
-            show_rate_window: 500,
-            quarantine_share_max: 0.05,
-            remote_k3_max: 0.001,
-            unproven_share_max: 0.05,
-            capped_share_max: 0.5,
-            change_margin: 0.05,
-            answers_per_false_alarm: 100_000.0,
-            reference_answers: 1_000,
         }
     }
 }

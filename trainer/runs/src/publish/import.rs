@@ -48,14 +48,7 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
     publisher.store.reupload_missing(&publisher.policy, &[&pieces]).await?;
     let mut transaction = edge::database::begin(&publisher.pool).await?;
     record::insert_version(&mut transaction, &manifest).await?;
-    let inserted = sqlx::query!(
-        "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
-        publisher.policy,
-        line,
-        manifest.version
-    )
-    .execute(&mut *transaction)
-    .await?;
+    let inserted = record::begin_line(&mut *transaction, &publisher.policy, line, manifest.version).await?;
     if inserted.rows_affected() == 0 {
         transaction.rollback().await?;
         return head(publisher, line)

@@ -23,8 +23,7 @@ impl Publisher {
             manifest: store::manifest_digest(manifest)?,
             run_state,
         };
-        let mut transaction = edge::database::begin(&self.pool).await?;
-        claim.lock(&mut transaction).await?;
+        let mut transaction = claim.begin(&self.pool).await?;
         record::insert_intent(&mut transaction, manifest, run, &intent).await?;
         transaction.commit().await?;
         Ok(())

@@ -6,7 +6,7 @@ use crate::uses::{self, Purpose};
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, RunStep};
 use sqlx::postgres::PgQueryResult;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgExecutor, PgPool};
 use uuid::Uuid;
 
 /// A version's row.
@@ -212,6 +212,43 @@ fn refuse_moved_line(manifest: &Manifest, parent: i64, moved: &PgQueryResult) ->
         parent,
         branch: manifest.branch,
     })
+}
+
+/// Begins a line at a version of another one. It may be there already.
+pub async fn begin_line(
+    executor: impl PgExecutor<'_>,
+    policy: &str,
+    line: &str,
+    head: i64,
+) -> sqlx::Result<PgQueryResult> {
+    sqlx::query!(
+        "insert into line (policy, line, head) values ($1, $2, $3) on conflict do nothing",
+        policy,
+        line,
+        head
+    )
+    .execute(executor)
+    .await
+}
+
+/// Moves a line to the branch and head that a release chose, in the caller's fenced transaction.
+pub async fn rebase_line(
+    connection: &mut PgConnection,
+    policy: &str,
+    line: &str,
+    branch: i32,
+    head: i64,
+) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update line set branch = $3, head = $4, updated_at = now() where policy = $1 and line = $2 and branch < $3",
+        policy,
+        line,
+        branch,
+        head
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// Moves the line's head from `parent` to the version, if `parent` is still the head.

@@ -27,8 +27,8 @@
 //! [`Recent::fitting`] decides one by one about the rest.
 
 use crate::sample::Sample;
+use edge::options::above_to;
 use event_log::event::ANONYMOUS_USER_PREFIX;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use time::{Duration, OffsetDateTime};
 
@@ -44,32 +44,22 @@ const TIMES_TYPICAL: f64 = 2.0;
 /// Part of the window that others must have before a key has a cap.
 const OTHERS_MIN: f64 = 0.1;
 
-/// `[trainer.realtime.caps]`: the largest shares of the newest trained trajectories, and of their
-/// trained tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Caps {
-    /// Trained trajectories that shares are computed over; default 2000.
-    pub window: u32,
-    /// Of one user, or twice a typical user's share if that is more; default 0.005. 1: no cap.
-    pub user_share_max: f64,
-    /// Of one tenant, or twice a typical tenant's share if that is more; default 0.5. 1: no cap.
-    pub tenant_share_max: f64,
-    /// Of one surface, or twice a typical surface's share if that is more; default 0.5. 1: no cap.
-    pub surface_share_max: f64,
-    /// Of one replica, or twice a typical replica's share if that is more; default 0.5. 1: no cap.
-    pub replica_share_max: f64,
-}
-
-impl Default for Caps {
-    fn default() -> Self {
-        Caps {
-            window: 2000,
-            user_share_max: 0.005,
-            tenant_share_max: 0.5,
-            surface_share_max: 0.5,
-            replica_share_max: 0.5,
-        }
+edge::options! {
+    /// `[trainer.realtime.caps]`: the largest shares of the newest trained trajectories, and of their
+    /// trained tokens.
+    #[derive(Copy)]
+    pub struct Caps {
+        /// Trained trajectories that shares are computed over.
+        pub window: u32 = 2000 => 1..,
+        /// Of one user, or twice a typical user's share if that is more. Trajectories, or turns of
+        /// them, above it are dropped. 1: no cap.
+        pub user_share_max: f64 = 0.005 => above_to(0.0, 1.0),
+        /// Of one tenant, or twice a typical tenant's share if that is more. 1: no cap.
+        pub tenant_share_max: f64 = 0.5 => above_to(0.0, 1.0),
+        /// Of one surface, or twice a typical surface's share if that is more. 1: no cap.
+        pub surface_share_max: f64 = 0.5 => above_to(0.0, 1.0),
+        /// Of one replica, or twice a typical replica's share if that is more. 1: no cap.
+        pub replica_share_max: f64 = 0.5 => above_to(0.0, 1.0),
     }
 }
 
@@ -77,18 +67,6 @@ impl Caps {
     /// The largest number of generations that a window has.
     pub fn generations_max(&self) -> usize {
         GENERATIONS_PER_TRAJECTORY_MAX * self.window as usize
-    }
-
-    /// Refuses values that cannot work. The text begins with the field.
-    pub fn check(&self) -> Result<(), String> {
-        if self.window == 0 {
-            return Err("window must be at least 1".into());
-        }
-        let bad = |share: &f64| !(*share > 0.0 && *share <= 1.0); // also if it is not a number
-        match LEVELS.iter().find(|level| bad(&(level.share_max)(self))) {
-            Some(level) => Err(format!("{} must be above 0 and at most 1", level.field)),
-            None => Ok(()),
-        }
     }
 }
 
@@ -156,7 +134,6 @@ type Key = (String, String);
 /// One kind of key that has a cap.
 struct Level {
     code: &'static str,
-    field: &'static str,
     share_max: fn(&Caps) -> f64,
     key: fn(&Contributor) -> Key,
 }
@@ -171,7 +148,6 @@ const LEVEL_COUNT: usize = 4;
 static LEVELS: [Level; LEVEL_COUNT] = [
     Level {
         code: "capped_user",
-        field: "user_share_max",
         share_max: |caps| caps.user_share_max,
         key: |one| {
             // each of their keys is used once
@@ -184,19 +160,16 @@ static LEVELS: [Level; LEVEL_COUNT] = [
     },
     Level {
         code: "capped_tenant",
-        field: "tenant_share_max",
         share_max: |caps| caps.tenant_share_max,
         key: |one| (one.tenant.clone(), String::new()),
     },
     Level {
         code: "capped_surface",
-        field: "surface_share_max",
         share_max: |caps| caps.surface_share_max,
         key: |one| (one.surface.clone(), String::new()),
     },
     Level {
         code: "capped_replica",
-        field: "replica_share_max",
         share_max: |caps| caps.replica_share_max,
         key: |one| (one.replica.clone(), String::new()),
     },

@@ -4,18 +4,16 @@
 use super::User;
 use crate::learn::score;
 use crate::offline::demonstrations::Demonstrations;
+use crate::offline::execution::Execution;
+use crate::offline::pages::{Pages, generations_of};
 use crate::offline::training::supervised;
-use crate::offline::{generations_of, is_stopped, pages_of, read_samples};
-use crate::trainer::Trainer;
 use evidence::Clusters;
 use model::exact::ExactModel;
-use runs::claim::Claim;
 use runs::dataset::Member;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::Answers;
 use serde::Serialize;
 use std::sync::Arc;
-use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Over the generations whose user wrote what should have been written.
@@ -38,52 +36,32 @@ pub(super) struct Version<'a> {
     pub limits: &'a ModelLimits,
 }
 
-/// How a look at the demonstrations ended.
-pub(super) enum Looked {
-    /// The run has been paused or cancelled meanwhile, or the process is to stop.
-    Stopped,
-    /// Nobody wrote anything that this model could write.
-    None,
-    /// With the generations that it is of.
-    Measured(Demonstrated, Vec<Uuid>),
-}
-
+/// With the generations that it is of. `None`: nobody wrote anything that this model could write.
 pub(super) async fn measure(
-    trainer: &Trainer,
-    claim: &Claim,
+    run: &Execution<'_>,
     version: Version<'_>,
     demonstrations: &Demonstrations,
     members: &[Member],
-    shutdown: &CancellationToken,
-) -> anyhow::Result<Looked> {
+) -> anyhow::Result<Option<(Demonstrated, Vec<Uuid>)>> {
     let members = demonstrations.with_any(members).await?;
     let (mut sums, mut used) = (Sums::default(), Vec::new());
-    for slice in generations_of(&members) {
-        for page in pages_of(trainer, &slice).await? {
-            if is_stopped(&trainer.pool, claim, shutdown).await? {
-                return Ok(Looked::Stopped);
-            }
-            let Some(read) = read_samples(trainer, claim, &page, version.limits, Answers::Any, shutdown).await? else {
-                return Ok(Looked::Stopped);
-            };
-            let samples = demonstrations.instead(read).await?.samples.into_iter();
-            let samples: Vec<Sample> = samples.map(supervised).collect();
-            let (model, decline) = (Arc::clone(version.model), version.decline);
-            let work = move || {
-                let scores = score::scores(&model, &samples, decline, score::TOKENS_AT_ONCE);
-                scores.map(|scores| (samples, scores))
-            };
-            let (samples, scores) = trainer.computing.on_blocking_thread(work).await??;
-            for (sample, score) in samples.into_iter().zip(scores) {
-                used.push(sample.generation);
-                sums.add((sample.tenant, sample.user), sample.tokens.len(), score);
-            }
+    let mut pages = Pages::new(run, generations_of(&members));
+    while let Some(read) = pages.read(version.limits, Answers::Any).await? {
+        run.check().await?;
+        let samples = demonstrations.instead(read).await?.samples.into_iter();
+        let samples: Vec<Sample> = samples.map(supervised).collect();
+        let (model, decline) = (Arc::clone(version.model), version.decline);
+        let work = move || {
+            let scores = score::scores(&model, &samples, decline, score::TOKENS_AT_ONCE);
+            scores.map(|scores| (samples, scores))
+        };
+        let (samples, scores) = run.trainer.computing.on_blocking_thread(work).await??;
+        for (sample, score) in samples.into_iter().zip(scores) {
+            used.push(sample.generation);
+            sums.add((sample.tenant, sample.user), sample.tokens.len(), score);
         }
     }
-    Ok(match sums.measured() {
-        None => Looked::None,
-        Some(demonstrated) => Looked::Measured(demonstrated, used),
-    })
+    Ok(sums.measured().map(|demonstrated| (demonstrated, used)))
 }
 
 /// Sums over generations.

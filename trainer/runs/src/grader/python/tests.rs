@@ -132,11 +132,17 @@ fn limits_with_which_nothing_runs_are_refused() {
         memory_mebibytes: 1,
         ..options()
     };
-    assert!(memory.check().unwrap_err().starts_with("memory_mebibytes"));
+    assert!(
+        memory
+            .check_ranges("")
+            .unwrap_err()
+            .to_string()
+            .starts_with("memory_mebibytes")
+    );
     let none = Options {
         at_a_time: 0,
         ..options()
     };
-    assert!(none.check().unwrap_err().starts_with("at_a_time"));
-    assert_eq!(options().check(), Ok(()));
+    assert!(none.check_ranges("").unwrap_err().to_string().starts_with("at_a_time"));
+    assert_eq!(options().check_ranges(""), Ok(()));
 }

@@ -344,19 +344,25 @@ fn a_window_smaller_than_a_cohort_works() {
 
 #[test]
 fn shares_must_be_above_0_and_at_most_1() {
-    Caps::default().check().unwrap();
+    Caps::default().check_ranges("").unwrap();
     for bad in [0.0, -0.1, 1.1, f64::NAN] {
         let caps = Caps {
             replica_share_max: bad,
             ..Caps::default()
         };
-        assert!(caps.check().unwrap_err().starts_with("replica_share_max"), "{bad}");
+        assert!(
+            caps.check_ranges("")
+                .unwrap_err()
+                .to_string()
+                .starts_with("replica_share_max"),
+            "{bad}"
+        );
     }
     let caps = Caps {
         window: 0,
         ..Caps::default()
     };
-    assert!(caps.check().unwrap_err().starts_with("window"));
+    assert!(caps.check_ranges("").unwrap_err().to_string().starts_with("window"));
 }
 
 /// The share of the window's trained tokens.

@@ -1,18 +1,17 @@
 //! Runs that come again: when one with `schedule.repeats` has succeeded or failed, the next is queued for
 //! its time, with the same configuration and tasks. Canceling the queued one ends the series.
 
-use crate::trainer::Trainer;
-use edge::audit::{self, Actor};
-use runs::api::audited;
-use runs::api::create::line_of;
-use runs::claim;
-use runs::schedule::Schedule;
+use super::Schedule;
+use crate::api::audited;
+use crate::api::create::line_of;
+use crate::claim;
 use serde_json::json;
+use sqlx::PgPool;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// Queues what is to come next. Returns how many runs.
-pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
+pub async fn queue_next(pool: &PgPool, policy: &str) -> anyhow::Result<usize> {
     let ended = sqlx::query!(
         r#"
         select id, kind, config, base_version, steps_total from run r
@@ -20,9 +19,9 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
           and not exists (select from run n where n.recurs_from = r.id)
         order by id
         "#,
-        trainer.policy
+        policy
     )
-    .fetch_all(&trainer.pool)
+    .fetch_all(pool)
     .await?;
     let mut queued = 0;
     for run in ended {
@@ -39,7 +38,7 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
         };
         schedule.put_into(&mut config)?;
         let id = Uuid::now_v7();
-        let mut transaction = edge::database::begin(&trainer.pool).await?;
+        let mut transaction = edge::database::begin(pool).await?;
         let inserted = sqlx::query!(
             r#"
             insert into run (id, kind, policy, line, status, config, base_version, steps_total, recurs_from)
@@ -48,7 +47,7 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
             "#,
             id,
             run.kind,
-            trainer.policy,
+            policy,
             line_of(id),
             config,
             run.base_version,
@@ -71,10 +70,8 @@ pub(super) async fn queue_next(trainer: &Trainer) -> anyhow::Result<usize> {
         let message = format!("comes again: the run before is {}; it starts at {starts_at}", run.id);
         let data = json!({"recurs_from": run.id});
         claim::append_event(&mut transaction, id, "info", &message, &data).await?;
-        let role = audit::role_name("train");
-        let actor = Actor { key: None, name: &role };
         let about = format!("{}, again after run {}", run.kind, run.id);
-        audited::append(&mut transaction, actor, id, "run.create", &about).await?;
+        audited::append_by_trainer(&mut transaction, id, "run.create", &about).await?;
         transaction.commit().await?;
         queued += 1;
     }
