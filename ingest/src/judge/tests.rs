@@ -277,8 +277,11 @@ fn contradictions_are_refused() {
         (|options| options.votes = 0, "votes must be odd"),
         (|options| options.min = Some(0.0), "min and max are for float"),
         (|options| options.temperature = Some(f64::NAN), "temperature must be"),
-        (|options| options.timeout_seconds = 0.0, "timeout_seconds must be"),
-        (|options| options.concurrency = 0, "concurrency must be"),
+        (
+            |options| options.timeout_seconds = 0.0,
+            "timeout_seconds is 0: give 0.1 to 600",
+        ),
+        (|options| options.concurrency = 0, "concurrency is 0: give 1 to 256"),
         (|options| options.api_key = Some(ApiKey::new("a\nb")), "api_key must be"),
         (|options| options.tenants = vec![String::new()], "a tenant is empty"),
     ];

@@ -24,6 +24,8 @@ async fn start(stack: &Stack, endpoint: &Endpoint) -> Child {
     let mut judges = serde_json::to_value(&options.judge).unwrap();
     judges[0]["api_key"] = json!(format!("{CANARY}-key"));
     judges[0]["concurrency"] = json!(3);
+    let judge = judges[0].as_object_mut().unwrap();
+    judge.retain(|_, value| !value.is_null()); // TOML has no null
     let config = json!({"ingest": {
         "surface": serde_json::to_value(&options.surface).unwrap(),
         "metric": [{"name": "dissatisfied", "type": "boolean"}, {"name": "mood", "type": "float"},
