@@ -295,11 +295,11 @@ impl Learner {
             rejected.sort_by_key(|rejected| rejected.index);
             // sums cannot be taken apart: those of the other groups are computed again, which is rare
             self.discard()?;
-            let (kept, weights): (Vec<Sample>, Vec<f64>) = (0..samples.len())
+            let (kept, advantages): (Vec<Sample>, Vec<f64>) = (0..samples.len())
                 .filter(|&index| !is_among(rejected, index))
                 .map(|index| (samples[index].clone(), advantages[index]))
                 .unzip();
-            let again = self.add(&kept, &weights, settings, limits)?;
+            let again = self.add(&kept, &advantages, settings, limits)?;
             ensure!(
                 again.rejected.is_empty(),
                 "the same samples have other log-probabilities now"
@@ -351,9 +351,9 @@ impl Learner {
             }
             judgement.rejected.extend(bad);
             // the others alone: their values do not depend on their neighbors
-            let (kept, weights): (Vec<Sample>, Vec<f64>) =
+            let (kept, advantages): (Vec<Sample>, Vec<f64>) =
                 good.iter().map(|&i| (samples[i].clone(), scaled[i])).unzip();
-            for batch in batch::pack(&kept, &weights, settings.micro_batch_tokens)? {
+            for batch in batch::pack(&kept, &advantages, settings.micro_batch_tokens)? {
                 if !batch.targets.is_empty() {
                     let scored = self.score(&batch, kept_bytes_max(&batch))?;
                     self.backward(batch, scored, settings)?;

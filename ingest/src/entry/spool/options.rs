@@ -20,8 +20,8 @@ edge::options! {
         pub requests_per_second_max: u32 = 0,
         /// The largest size of the spool on disk, bytes; beyond it events get 503.
         pub bytes_max: u64 = 1 << 30,
-        /// Size at which a segment is sealed, bytes. Segments are read into memory. Its disk space is freed when all its events are
-        /// forwarded.
+        /// Size at which a segment is sealed, bytes. Segments are read into memory. Its disk space is freed
+        /// when all its events are forwarded.
         pub segment_bytes_max: u64 = 8 << 20 => 64 << 10..=256 << 20,
         /// How long a flush waits for further events, milliseconds.
         pub commit_wait_ms: u64 = 2 => 0..=1_000,
