@@ -60,7 +60,7 @@ edge::options! {
         pub ingest: ingest::Options,
         pub spool: ingest::spool::Options,
         pub relay: serving::relay::Options,
-        pub follow: serving::sidecar::Options,
+        pub follow: serving::follow::Options,
         pub world: world::service::Options,
         pub trainer: runs::Options,
     }
@@ -402,7 +402,7 @@ impl Config {
         if self.serve.state_dir == serving::ServeOptions::default().state_dir {
             self.serve.state_dir = self.state_dir.join("serve");
         }
-        if self.follow.state_dir == serving::sidecar::Options::default().state_dir {
+        if self.follow.state_dir == serving::follow::Options::default().state_dir {
             self.follow.state_dir = self.state_dir.join("follow");
         }
         for path in [

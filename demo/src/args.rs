@@ -6,6 +6,7 @@ use crate::{
     Settings, client, corpus,
     developer::{self, FilePart},
     house_style,
+    users::Users,
 };
 
 /// So many users are replayed for each one who is not.
@@ -50,10 +51,6 @@ pub struct Args {
     /// How many versions along the run, the last included, are tried at pauses of other users after it.
     #[arg(long, default_value_t = 3)]
     pub capability_points: u32,
-    /// For each arm, a caller streams long answers meanwhile and notes how long it waits, above all
-    /// when versions change.
-    #[arg(long)]
-    pub watch_streams: bool,
     /// Developers who answer also send what they typed, as the feedback `demonstration`. The realtime run
     /// does not learn from it.
     #[arg(long, conflicts_with = "control")]
@@ -118,23 +115,6 @@ pub struct Corpus {
     pub development: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Users {
-    Plain,
-    #[default]
-    House,
-}
-
-impl std::fmt::Display for Users {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Users::Plain => "plain",
-            Users::House => "house",
-        })
-    }
-}
-
 impl Corpus {
     /// Name and text of every file, in the style of these users.
     pub fn files(&self) -> anyhow::Result<Vec<(String, Arc<str>)>> {
@@ -180,13 +160,4 @@ pub fn positive<T: FromStr<Err: std::fmt::Display> + Copy + Into<f64>>(text: &st
     } else {
         Err("must be above 0".to_owned())
     }
-}
-
-/// A share, 0 to 1.
-pub fn share(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    (0.0..=1.0)
-        .contains(&value)
-        .then_some(value)
-        .ok_or_else(|| "must be from 0 to 1".to_owned())
 }

@@ -29,8 +29,7 @@ use crate::{
     results::{self, Parameters},
     shuffle::Shuffle,
     stage::{Replayed, Stage, file_url, unless_interrupted, write},
-    stats::{Judgment, Observation, Outcome},
-    stream_watch,
+    stats::{Observation, Outcome, Reaction},
     terminal::Display,
 };
 
@@ -49,15 +48,7 @@ pub async fn run(args: Args, settings: Settings, pool: PgPool) -> anyhow::Result
     );
     let stage = Stage::set(args, settings, pool).await?;
     let base = measure_base(&stage, tau).await?;
-    let streams = match stage.args.watch_streams {
-        true => Some(watch_streams(&stage.settings).await?),
-        false => None,
-    };
     let replayed = replay(&stage, tau).await;
-    let streams = match streams {
-        Some(streams) => Some(streams.finish().await),
-        None => None,
-    };
     let horizon = Duration::from_secs_f64(stage.settings.surface.horizon_seconds);
     let settled = stage.settle(horizon).await;
     let references = match base {
@@ -77,11 +68,7 @@ pub async fn run(args: Args, settings: Settings, pool: PgPool) -> anyhow::Result
     };
     let mut report = results::collect(&stage, replayed, parameters, settled).await?;
     report.references = references;
-    report.streams = streams;
     println!("{}", report.table());
-    if let Some(streams) = &report.streams {
-        println!("{}", streams.table());
-    }
     if let Some(references) = &report.references {
         println!("{}", references.table());
     }
@@ -91,12 +78,6 @@ pub async fn run(args: Args, settings: Settings, pool: PgPool) -> anyhow::Result
     println!("report: {}", file_url(&html)?);
     println!("        {}", json.display());
     Ok(())
-}
-
-async fn watch_streams(settings: &Settings) -> anyhow::Result<stream_watch::Watching> {
-    let dir = settings.base.clone();
-    let base = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&dir));
-    stream_watch::start(settings, &base.await.context("read the base")??)
 }
 
 /// Tries the base at pauses of users who are not replayed. `None`: no references are wanted.
@@ -222,13 +203,13 @@ async fn play_pause(
             };
         }
     };
-    let judgment = match suggestion.declined {
-        true => Judgment::Declined,
+    let reaction = match suggestion.declined {
+        true => Reaction::Declined,
         false => pause.judge(&suggestion.text),
     };
     let mut deliveries = Vec::new();
     let target = Target::Generation(suggestion.generation_id);
-    let was_shown = judgment != Judgment::Declined;
+    let was_shown = reaction != Reaction::Declined;
     if pause.answers && (was_shown || product.demonstrations) {
         sleep(pause.delay).await;
     }
@@ -237,8 +218,8 @@ async fn play_pause(
         let answer = product
             .shuffle
             .as_ref()
-            .map_or(judgment, |shuffle| shuffle.swap(judgment));
-        let (accept, time) = (answer == Judgment::Right, OffsetDateTime::now_utc());
+            .map_or(reaction, |shuffle| shuffle.swap(reaction));
+        let (accept, time) = (answer == Reaction::Right, OffsetDateTime::now_utc());
         deliveries.push(client.send_feedback(target, "accept", accept, time).await);
     }
     if pause.answers && product.demonstrations {
@@ -248,7 +229,7 @@ async fn play_pause(
     let observation = Observation {
         user: arrival.user,
         answers: pause.answers,
-        judgment,
+        reaction,
     };
     Ended {
         outcome: Ok(Some(Outcome {

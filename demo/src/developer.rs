@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 
-use crate::{corpus::pauses, random::Draws, stats::Judgment};
+use crate::{corpus::pauses, random::Draws, stats::Reaction};
 
 /// Fraction of pauses whose developer gives no answer, whatever was shown.
 pub const SILENT_SHARE: f64 = 0.2;
@@ -124,13 +124,13 @@ impl Pause {
         &self.part.text[self.cursor..self.line_end]
     }
 
-    /// The developer's judgment. A suggestion is right if it is what was typed next, except for
+    /// The developer's reaction. A suggestion is right if it is what was typed next, except for
     /// trailing blanks.
-    pub fn judge(&self, suggestion: &str) -> Judgment {
+    pub fn judge(&self, suggestion: &str) -> Reaction {
         if suggestion.trim_end() == self.rest().trim_end() {
-            Judgment::Right
+            Reaction::Right
         } else {
-            Judgment::Wrong
+            Reaction::Wrong
         }
     }
 }
@@ -242,11 +242,11 @@ mod tests {
         assert_eq!((pause.context(100), pause.rest()), ("let ", "a = b;  "));
         assert_eq!(
             ["a = b;", "a = b;\n"].map(|text| pause.judge(text)),
-            [Judgment::Right; 2]
+            [Reaction::Right; 2]
         );
         assert_eq!(
             ["a = b", " a = b;", ""].map(|text| pause.judge(text)),
-            [Judgment::Wrong; 3]
+            [Reaction::Wrong; 3]
         );
     }
 }

@@ -27,9 +27,9 @@ mod session;
 mod shuffle;
 mod stage;
 mod stats;
-mod stream_watch;
 mod suggester;
 mod terminal;
+mod users;
 
 use std::{any::Any, path::PathBuf, sync::Arc, time::Duration};
 
@@ -40,7 +40,7 @@ use sqlx::PgPool;
 
 pub use self::args::{Args, Corpus, Dealt};
 pub use self::results::Served;
-pub use self::stats::Judgment;
+pub use self::stats::Reaction;
 
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
@@ -144,8 +144,8 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         args::Surface::Completion => completion::run(args, settings, pool).await,
         args::Surface::Session => {
             ensure!(
-                !args.watch_streams && !args.demonstrations,
-                "--watch-streams and --demonstrations are for --surface completion; leave them out"
+                !args.demonstrations,
+                "--demonstrations is for --surface completion; leave it out"
             );
             session::run(args, settings, pool).await
         }

@@ -18,7 +18,7 @@ use crate::{
     args::Args,
     developer::{self, FilePart, Pause},
     random::Draws,
-    stats::{self, ArmStats, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome},
+    stats::{self, ArmStats, FROZEN, LEARNING, Measure, Observation, Outcome, Reaction},
     suggester::{Draft, Method, on_all_cores},
 };
 
@@ -165,10 +165,10 @@ impl Policy {
             Self::Greedy => (greedy, !greedy.declined),
             Self::SampledAboveThreshold => (sampled, sampled.is_above(thresholds.sampled)),
             Self::GreedyAboveThreshold => (greedy, greedy.is_above(thresholds.greedy)),
-            Self::Oracle => (greedy, greedy.judgment == Judgment::Right),
+            Self::Oracle => (greedy, greedy.reaction == Reaction::Right),
         };
         Observation {
-            judgment: if shown { suggestion.judgment } else { Judgment::Declined },
+            reaction: if shown { suggestion.reaction } else { Reaction::Declined },
             ..trial.shown(suggestion)
         }
     }
@@ -188,7 +188,7 @@ impl Trial {
         Observation {
             user: self.user,
             answers: self.answers,
-            judgment: suggestion.judgment,
+            reaction: suggestion.reaction,
         }
     }
 }
@@ -196,7 +196,7 @@ impl Trial {
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     /// If it is shown.
-    judgment: Judgment,
+    reaction: Reaction,
     declined: bool,
     /// Of the whole suggestion, nats.
     log_prob: f64,
@@ -205,7 +205,7 @@ struct Judged {
 impl Judged {
     fn new(draft: &Draft, pause: &Pause) -> Self {
         Self {
-            judgment: pause.judge(&draft.text),
+            reaction: pause.judge(&draft.text),
             declined: draft.declined,
             log_prob: draft.log_prob,
         }
@@ -420,9 +420,9 @@ mod tests {
     use super::*;
 
     fn judged(right: bool, declined: bool, log_prob: f64) -> Judged {
-        let judgment = if right { Judgment::Right } else { Judgment::Wrong };
+        let reaction = if right { Reaction::Right } else { Reaction::Wrong };
         Judged {
-            judgment,
+            reaction,
             declined,
             log_prob,
         }
@@ -453,8 +453,8 @@ mod tests {
         assert_eq!(thresholds.sampled, -3.0);
         assert_eq!(thresholds.greedy, f64::INFINITY, "nothing is right: show nothing");
         let shown = |policy: Policy| {
-            let seen = trials.iter().map(|trial| policy.observe(trial, thresholds).judgment);
-            seen.filter(|judgment| *judgment != Judgment::Declined).count()
+            let seen = trials.iter().map(|trial| policy.observe(trial, thresholds).reaction);
+            seen.filter(|reaction| *reaction != Reaction::Declined).count()
         };
         assert_eq!(Policy::ALL.map(shown), [4, 5, 3, 0, 0]);
     }

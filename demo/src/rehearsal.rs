@@ -13,15 +13,16 @@ use artifact::{assignment::EXPLORE_MAX, checkpoint::Checkpoint};
 use model::sampling::TRAINABLE_TEMPERATURES;
 
 use crate::{
-    args::{Corpus, Dealt, positive, share},
+    args::{Corpus, Dealt, positive},
     arrivals::{Arrival, Arrivals},
     corpus::tokenizer::EOL,
     developer::{self, FilePart, Pause},
     random::Draws,
     references::Tried,
     shuffle::Shuffle,
-    stats::{Judgment, Observation},
+    stats::{Observation, Reaction},
     suggester::{Draft, Method, Suggester},
+    users::share,
 };
 use figures::{Period, Report};
 use queue::{Queue, Waiting};
@@ -348,15 +349,15 @@ impl Stage<'_> {
         draft: Draft,
         suppressed: bool,
     ) -> Option<Trajectory> {
-        if observation.judgment != Judgment::Declined && !observation.answers {
+        if observation.reaction != Reaction::Declined && !observation.answers {
             return None;
         }
-        let judgment = match &self.shuffle {
-            Some(shuffle) if observation.judgment != Judgment::Declined => shuffle.swap(observation.judgment),
-            _ => observation.judgment,
+        let reaction = match &self.shuffle {
+            Some(shuffle) if observation.reaction != Reaction::Declined => shuffle.swap(observation.reaction),
+            _ => observation.reaction,
         };
         let said = Observation {
-            judgment,
+            reaction,
             ..observation
         };
         Some(Trajectory {
@@ -401,8 +402,8 @@ fn observe(user: usize, pause: &Pause, draft: &Draft) -> Observation {
     Observation {
         user,
         answers: pause.answers,
-        judgment: match draft.declined {
-            true => Judgment::Declined,
+        reaction: match draft.declined {
+            true => Reaction::Declined,
             false => pause.judge(&draft.text),
         },
     }

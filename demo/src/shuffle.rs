@@ -4,14 +4,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::{random::Draws, stats::Judgment};
+use crate::{random::Draws, stats::Reaction};
 
 /// Answers that wait for a suggestion.
 const POOL: usize = 64;
 
 /// Permutes answers among the suggestions that are answered.
 #[derive(Debug)]
-pub struct Shuffle(Mutex<(Draws, Vec<Judgment>)>);
+pub struct Shuffle(Mutex<(Draws, Vec<Reaction>)>);
 
 impl Shuffle {
     pub fn new(seed: u64) -> Self {
@@ -19,21 +19,21 @@ impl Shuffle {
         Self(Mutex::new((draws, Vec::with_capacity(POOL))))
     }
 
-    /// Takes a developer's judgment and returns the judgment of an earlier suggestion. Each one
+    /// Takes a developer's reaction and returns the reaction of an earlier suggestion. Each one
     /// comes out once, except the last ones. While the pool fills, copies come out.
-    pub fn swap(&self, judgment: Judgment) -> Judgment {
+    pub fn swap(&self, reaction: Reaction) -> Reaction {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (draws, pool) = &mut *state;
         if pool.is_empty() {
-            pool.push(judgment);
-            return judgment;
+            pool.push(reaction);
+            return reaction;
         }
         let at = draws.below(pool.len());
         if pool.len() < POOL {
-            pool.push(judgment);
+            pool.push(reaction);
             pool[at]
         } else {
-            std::mem::replace(&mut pool[at], judgment)
+            std::mem::replace(&mut pool[at], reaction)
         }
     }
 }
@@ -48,10 +48,10 @@ mod tests {
         let n = 6000;
         let (mut accepted, mut agree) = (0, 0);
         for i in 0..n {
-            let judgment = if i % 3 == 0 { Judgment::Right } else { Judgment::Wrong };
-            let answer = shuffle.swap(judgment);
-            accepted += usize::from(answer == Judgment::Right);
-            agree += usize::from(answer == judgment);
+            let reaction = if i % 3 == 0 { Reaction::Right } else { Reaction::Wrong };
+            let answer = shuffle.swap(reaction);
+            accepted += usize::from(answer == Reaction::Right);
+            agree += usize::from(answer == reaction);
         }
         assert!(accepted.abs_diff(n / 3) <= POOL, "{accepted}");
         // Of independent answers 1/9 + 4/9 agree.

@@ -16,7 +16,6 @@ use uuid::Uuid;
 
 use crate::{
     Args, POLL_EVERY, Settings,
-    args::Users,
     arrivals::{Arrival, Arrivals},
     client::{Asker, Client},
     developer::FilePart,
@@ -27,6 +26,7 @@ use crate::{
     shuffle::Shuffle,
     stats::quantile,
     terminal::View,
+    users::Users,
 };
 
 /// How long to wait for the stack at the start.

@@ -21,7 +21,7 @@ pub const FROZEN: &str = "base";
 
 /// What the developer thinks of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgment {
+pub enum Reaction {
     /// Nothing was shown.
     Declined,
     Right,
@@ -34,26 +34,26 @@ pub struct Observation {
     pub user: usize,
     /// Whether this developer answers here if something is shown.
     pub answers: bool,
-    pub judgment: Judgment,
+    pub reaction: Reaction,
 }
 
 impl Observation {
     /// Reward at the price `tau` of showing.
     pub fn reward(&self, tau: f64) -> f64 {
-        match self.judgment {
-            Judgment::Declined => 0.0,
-            Judgment::Right => 1.0 - tau,
-            Judgment::Wrong => -tau,
+        match self.reaction {
+            Reaction::Declined => 0.0,
+            Reaction::Right => 1.0 - tau,
+            Reaction::Wrong => -tau,
         }
     }
 
     /// 1 if the suggestion is accepted, else 0.
     fn accept(&self) -> f64 {
-        unit(self.judgment == Judgment::Right)
+        unit(self.reaction == Reaction::Right)
     }
 
     fn is_shown(&self) -> bool {
-        self.judgment != Judgment::Declined
+        self.reaction != Reaction::Declined
     }
 }
 
@@ -118,11 +118,11 @@ impl ArmStats {
             std::array::from_fn(|_| Clusters::<usize>::default());
         for observation in observations {
             let Observation { user, answers, .. } = observation;
-            match observation.judgment {
-                Judgment::Declined => stats.declined += 1,
+            match observation.reaction {
+                Reaction::Declined => stats.declined += 1,
                 _ if !answers => stats.unanswered += 1,
-                Judgment::Right => stats.accepted += 1,
-                Judgment::Wrong => stats.rejected += 1,
+                Reaction::Right => stats.accepted += 1,
+                Reaction::Wrong => stats.rejected += 1,
             }
             show_rate.add(user, unit(observation.is_shown()));
             if answers {
@@ -294,15 +294,15 @@ pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
 pub mod tests {
     use report::Estimate;
 
-    use super::Judgment::{Declined, Right, Wrong};
+    use super::Reaction::{Declined, Right, Wrong};
     use super::*;
 
-    pub fn outcome(user: usize, arm: &str, judgment: Judgment, answers: bool) -> Outcome {
+    pub fn outcome(user: usize, arm: &str, reaction: Reaction, answers: bool) -> Outcome {
         Outcome {
             observation: Observation {
                 user,
                 answers,
-                judgment,
+                reaction,
             },
             at: Duration::ZERO,
             nth: 0,
@@ -341,9 +341,9 @@ pub mod tests {
 
     #[test]
     fn an_arm_that_declines_more_gains_nothing_from_silent_developers() {
-        let of = |judgment| {
+        let of = |reaction| {
             (0..100)
-                .map(|n| outcome(n, "base", judgment, n % 5 != 0))
+                .map(|n| outcome(n, "base", reaction, n % 5 != 0))
                 .collect::<Vec<_>>()
         };
         assert_eq!(stats(&of(Declined)).n, stats(&of(Wrong)).n);
@@ -379,10 +379,10 @@ pub mod tests {
 
     #[test]
     fn a_paired_difference_is_of_the_same_pauses() {
-        let of = |user, judgment| Observation {
+        let of = |user, reaction| Observation {
             user,
             answers: true,
-            judgment,
+            reaction,
         };
         let pairs = [
             (of(1, Right), of(1, Wrong)),
@@ -398,7 +398,7 @@ pub mod tests {
 
     #[test]
     fn every_rate_has_an_interval_by_user() {
-        let of = |user, judgments: [Judgment; 4]| judgments.map(|judgment| outcome(user, "base", judgment, true));
+        let of = |user, reactions: [Reaction; 4]| reactions.map(|reaction| outcome(user, "base", reaction, true));
         let outcomes = [
             of(1, [Right, Right, Wrong, Declined]),
             of(2, [Right, Wrong, Wrong, Wrong]),

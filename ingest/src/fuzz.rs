@@ -11,6 +11,7 @@
     reason = "a violated property must end the run, as in a test"
 )]
 
+mod accepted;
 mod configuration;
 mod dlq;
 mod events;

@@ -8,11 +8,11 @@
 //! | `engine` | samples tokens |
 //! | `remote` | has engines elsewhere sample tokens |
 //! | `routing` | which loaded version answers a request |
-//! | `follow` | loads the versions that the newest assignment names |
+//! | `follower` | loads the versions that the newest assignment names |
 //! | `memory` | what versions need, said before it is taken |
 //! | `fleet` | reports of the replicas |
 //! | `tide` | lends what production does not use to rollouts |
-//! | `sidecar` | the role `springtide follow`: a follower beside an engine that is not ours |
+//! | `follow` | the role `springtide follow`: a follower beside an engine that is not ours |
 //! | `relay` | passes objects of a distant store on to followers |
 //!
 //! The crate `release`, in this folder, decides which version each alias names. This crate and the
@@ -25,13 +25,13 @@ mod captured;
 pub mod engine;
 pub mod fleet;
 pub mod follow;
+pub mod follower;
 pub mod memory;
 mod options;
 pub mod relay;
 pub mod remote;
 pub mod routing;
 pub mod serve;
-pub mod sidecar;
 pub mod tide;
 
 pub use options::Options as ServeOptions;

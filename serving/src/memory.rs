@@ -1,8 +1,8 @@
 //! What versions need of memory where they are served, said before any of it is taken.
 
-use crate::follow::{BYTES_PER_CHECKPOINT_BYTE, load_order};
+use crate::follower::{BYTES_PER_CHECKPOINT_BYTE, load_order};
 use crate::options::Options;
-use crate::{remote, sidecar};
+use crate::{follow, remote};
 use artifact::checkpoint::Checkpoint;
 use artifact::need::{Limit, Need};
 use artifact::sign::TrustedKeys;
@@ -86,7 +86,7 @@ pub async fn ask_to_follow(
     store: &Store,
     policy: &str,
     keys: &TrustedKeys,
-    options: &sidecar::Options,
+    options: &follow::Options,
     machine: &Limit,
 ) -> anyhow::Result<()> {
     let followed = |alias: &str, _| alias == options.alias;

@@ -15,6 +15,7 @@
 //! | `probe` | compares an engine with our exact model |
 //! | `client` | what the others need of an engine, of whatever kind |
 //! | `vllm`, `sglang`, `openai` | the kinds of engines |
+//! | `protocol` | what all of them share |
 //! | `completions` | token ids through `/v1/completions`, which several kinds have |
 //! | `http` | commands, and answers as server-sent events |
 
@@ -26,6 +27,7 @@ mod options;
 pub(crate) mod placement;
 mod pool;
 mod probe;
+mod protocol;
 mod sequence;
 mod sglang;
 mod update;

@@ -4,7 +4,7 @@
 use crate::api::{self, Api, Prompts};
 use crate::engine::{self, Engine, exact::Staging};
 use crate::fleet::{Report, Reporter};
-use crate::follow::{self, Follower, Host};
+use crate::follower::{self, Follower, Host};
 use crate::options::Options;
 use crate::remote::{self, Pool, Updater};
 use crate::routing::RouteTable;
@@ -93,7 +93,7 @@ impl Replica {
         };
         let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
         let follower = Follower::new(
-            follow::Options {
+            follower::Options {
                 policy: self.policy.clone(),
                 replica: options.replica.clone(),
                 store: self.store,

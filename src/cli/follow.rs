@@ -7,8 +7,8 @@ use anyhow::Context;
 use artifact::need::Limit;
 use artifact::sign::TrustedKeys;
 use edge::auth::Auth;
+use serving::follow::{Engine, Follow, Options};
 use serving::remote::InFlight;
-use serving::sidecar::{Engine, Options, Sidecar};
 
 use super::App;
 use crate::config::{Config, Part};
@@ -78,7 +78,7 @@ impl Args {
         let listener = listen_with_key(&config, Part::Follow, options.caller_key.as_ref(), "follow.caller_key").await?;
         let auth = Auth::fixed(options.caller_key.as_deref());
         let extra_routes = auth.protect_beyond_loopback(app.metrics.clone(), options.listen);
-        let sidecar = Sidecar {
+        let follow = Follow {
             policy: config.policy.name.clone(),
             compute: config.policy.compute,
             kafka: announcements(&config),
@@ -88,7 +88,7 @@ impl Args {
             extra_routes,
             options,
         };
-        sidecar.run(listener, shutdown).await
+        follow.run(listener, shutdown).await
     }
 
     fn set(self, options: &mut Options) -> anyhow::Result<()> {

@@ -39,7 +39,7 @@ const SECTIONS: &[(&str, &[Key])] = &[
     ("relay", serving::relay::Options::KEYS),
     ("world", world::service::Options::KEYS),
     ("world.machine", world::vm::Options::KEYS),
-    ("follow", serving::sidecar::Options::KEYS),
+    ("follow", serving::follow::Options::KEYS),
     ("trainer", runs::Options::KEYS),
     ("trainer.realtime", runs::options::Realtime::KEYS),
     ("trainer.realtime.step", runs::settings::StepSettings::KEYS),

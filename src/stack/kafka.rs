@@ -74,12 +74,12 @@ impl Kafka {
         if !is_new {
             return Ok(());
         }
-        let id = self.tool("kafka.tools.StorageTool", &["random-uuid"])?;
+        // 22 digits of base64 are 16 bytes; the last one has two bits of them
+        let id = format!("{}A", &private::secret()?[..21]);
         // Arguments are readable by every user, so these are in a file, one a line.
         let arguments_file = data.join("format.arguments");
         let arguments = format!(
-            "format\n--cluster-id\n{}\n--config\n{}\n--add-scram\nSCRAM-SHA-256=[name={USER},password={password}]\n",
-            id.trim(),
+            "format\n--cluster-id\n{id}\n--config\n{}\n--add-scram\nSCRAM-SHA-256=[name={USER},password={password}]\n",
             properties_file.display()
         );
         private::replace(&arguments_file, &arguments, exec::server_user())?;
@@ -95,6 +95,8 @@ impl Kafka {
         command
             .args(["-Xms128m", &format!("-Xmx{}m", self.heap_mib)])
             .args(["-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Dlog4j2.level=WARN"])
+            // the second compiler would take a third of a short node's processor time
+            .arg("-XX:TieredStopAtLevel=1")
             .arg("-cp")
             .arg(self.class_path()?)
             .arg("kafka.Kafka")

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
-use demo::Judgment;
+use demo::Reaction;
 use runs::sample::Sample;
 use runs::settings::{Limits, StepSettings};
 use trainer::learn::learner::{Learner, Metrics, Outcome};
@@ -75,7 +75,7 @@ impl Training<'_> {
 
     fn samples(&self, requests: &[Request], answers: &[Answer], engine: Option<&str>) -> anyhow::Result<Vec<Sample>> {
         let sample = |(request, answer): (&Request, &Answer)| {
-            let judgment = self.users.judge(request, &answer.tokens)?;
+            let reaction = self.users.judge(request, &answer.tokens)?;
             Ok(Sample {
                 generation: Uuid::now_v7(),
                 tenant: "default".into(),
@@ -94,7 +94,7 @@ impl Training<'_> {
                 temperature: 1.0,
                 behavior: None,
                 experts: None,
-                reward: reward(judgment),
+                reward: reward(reaction),
                 suppressed: false,
                 weight: 1.0,
             })
@@ -112,10 +112,10 @@ impl Training<'_> {
             .await?;
         let mut held_out = HeldOut::default();
         for (request, answer) in requests.iter().zip(&answers) {
-            let judgment = self.users.judge(request, &answer.tokens)?;
-            held_out.reward += reward(judgment);
-            held_out.right += f64::from(u8::from(judgment == Judgment::Right));
-            held_out.shown += f64::from(u8::from(judgment != Judgment::Declined));
+            let reaction = self.users.judge(request, &answer.tokens)?;
+            held_out.reward += reward(reaction);
+            held_out.right += f64::from(u8::from(reaction == Reaction::Right));
+            held_out.shown += f64::from(u8::from(reaction != Reaction::Declined));
         }
         let pauses = requests.len().max(1) as f64;
         Ok(HeldOut {

@@ -8,7 +8,7 @@ use clap::Parser;
 use demo::corpus::pauses::SUGGESTION_TOKENS_MAX;
 use demo::corpus::tokenizer::CUT;
 use demo::developer::{self, FilePart, Pause};
-use demo::{Corpus, Judgment};
+use demo::{Corpus, Reaction};
 use text::tokenizer::Tokenizer;
 
 use crate::engines::CONTEXT;
@@ -94,9 +94,9 @@ impl Users {
     }
 
     /// The user's verdict on the sampled ids.
-    pub fn judge(&self, request: &Request, tokens: &[u32]) -> anyhow::Result<Judgment> {
+    pub fn judge(&self, request: &Request, tokens: &[u32]) -> anyhow::Result<Reaction> {
         if tokens.iter().any(|id| Some(*id) == self.tokenizer.decline_id()) {
-            return Ok(Judgment::Declined);
+            return Ok(Reaction::Declined);
         }
         let stopped = tokens
             .last()
@@ -107,10 +107,10 @@ impl Users {
 }
 
 /// The demo's rewards: showing costs τ = 0.25.
-pub fn reward(judgment: Judgment) -> f64 {
-    match judgment {
-        Judgment::Right => 0.75,
-        Judgment::Wrong => -0.25,
-        Judgment::Declined => 0.0,
+pub fn reward(reaction: Reaction) -> f64 {
+    match reaction {
+        Reaction::Right => 0.75,
+        Reaction::Wrong => -0.25,
+        Reaction::Declined => 0.0,
     }
 }

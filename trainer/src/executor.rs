@@ -7,7 +7,7 @@
 use crate::cohort::Cohort;
 use crate::learn::guards;
 use crate::learn::learner::thread::Handle;
-use crate::learn::learner::{Judgement, Learner, Metrics, Outcome};
+use crate::learn::learner::{Checked, Learner, Metrics, Outcome};
 use crate::offline::Failed;
 use crate::parity::{Engines, Parity};
 use crate::quarantine::{self, Compared, Quarantine};
@@ -120,7 +120,7 @@ impl Quarantined {
 
 /// What became of a sample that was to join.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Verdict {
+enum Fate {
     Judged(Compared),
     /// Right itself, but a rollout of its group was quarantined.
     OfBadGroup,
@@ -321,35 +321,35 @@ impl<'a> Executor<'a> {
         settings: StepSettings,
         limits: Limits,
     ) -> anyhow::Result<Quarantined> {
-        let (samples, advantages, judgement) = self
+        let (samples, advantages, checked) = self
             .learner
             .with(move |learner| {
-                let judgement = learner.accumulate(&samples, &advantages, &settings, &limits)?;
-                Ok((samples, advantages, judgement))
+                let checked = learner.accumulate(&samples, &advantages, &settings, &limits)?;
+                Ok((samples, advantages, checked))
             })
             .await?;
-        self.watch_parity(&samples, &judgement, &limits).await?;
-        let mut verdicts = vec![Verdict::Judged(Compared::Kept); samples.len()];
-        for one in &judgement.rejected {
-            verdicts[one.index] = match one.mismatch {
-                Some(mismatch) if guards::is_gross(&limits, &mismatch) => Verdict::Judged(Compared::Gross),
-                Some(_) => Verdict::Judged(Compared::Quarantined),
-                None => Verdict::OfBadGroup,
+        self.watch_parity(&samples, &checked, &limits).await?;
+        let mut fates = vec![Fate::Judged(Compared::Kept); samples.len()];
+        for one in &checked.rejected {
+            fates[one.index] = match one.mismatch {
+                Some(mismatch) if guards::is_gross(&limits, &mismatch) => Fate::Judged(Compared::Gross),
+                Some(_) => Fate::Judged(Compared::Quarantined),
+                None => Fate::OfBadGroup,
             };
         }
-        let of = |verdict: Verdict| {
-            let judged = samples.iter().zip(&verdicts);
+        let of = |fate: Fate| {
+            let judged = samples.iter().zip(&fates);
             judged
-                .filter(move |(_, other)| **other == verdict)
+                .filter(move |(_, other)| **other == fate)
                 .map(|(sample, _)| sample)
         };
-        let ids = |verdict| of(verdict).map(|sample| sample.generation).collect::<Vec<Uuid>>();
-        let mut quarantined = ids(Verdict::Judged(Compared::Gross));
+        let ids = |fate| of(fate).map(|sample| sample.generation).collect::<Vec<Uuid>>();
+        let mut quarantined = ids(Fate::Judged(Compared::Gross));
         let gross = quarantined.len();
-        quarantined.extend(ids(Verdict::Judged(Compared::Quarantined)));
-        if let Some(first) = judgement.rejected.iter().find(|one| one.mismatch.is_some()) {
+        quarantined.extend(ids(Fate::Judged(Compared::Quarantined)));
+        if let Some(first) = checked.rejected.iter().find(|one| one.mismatch.is_some()) {
             let sample = &samples[first.index];
-            let mismatches = || judgement.rejected.iter().filter_map(|one| one.mismatch);
+            let mismatches = || checked.rejected.iter().filter_map(|one| one.mismatch);
             tracing::warn!(
                 generation = %sample.generation, replica = sample.replica, engine = sample.engine,
                 samples = quarantined.len(), gross,
@@ -359,23 +359,23 @@ impl<'a> Executor<'a> {
             );
         }
         // nothing is compared with the log-probabilities of older versions
-        let compared = |verdict| of(verdict).filter(|sample| sample.staleness == 0);
+        let compared = |fate| of(fate).filter(|sample| sample.staleness == 0);
         for judged in [Compared::Gross, Compared::Quarantined, Compared::Kept] {
-            self.quarantine.record(compared(Verdict::Judged(judged)), judged);
+            self.quarantine.record(compared(Fate::Judged(judged)), judged);
         }
-        self.quarantine.record(compared(Verdict::OfBadGroup), Compared::Kept);
+        self.quarantine.record(compared(Fate::OfBadGroup), Compared::Kept);
         let kept: Vec<(&Sample, f64)> = samples
             .iter()
             .zip(advantages)
-            .zip(&verdicts)
-            .filter(|(_, verdict)| **verdict == Verdict::Judged(Compared::Kept))
+            .zip(&fates)
+            .filter(|(_, fate)| **fate == Fate::Judged(Compared::Kept))
             .map(|(kept, _)| kept)
             .collect();
         if !kept.is_empty() {
             self.cohort.join(kept);
         }
         if !quarantined.is_empty() {
-            let of_bad_groups = ids(Verdict::OfBadGroup);
+            let of_bad_groups = ids(Fate::OfBadGroup);
             let dropped = [
                 (quarantine::LOGPROB, quarantined.clone()),
                 ("incomplete_group", of_bad_groups),
@@ -389,8 +389,8 @@ impl<'a> Executor<'a> {
     }
 
     /// Begins or ends the alarms on log-probabilities.
-    async fn watch_parity(&mut self, samples: &[Sample], judgement: &Judgement, limits: &Limits) -> anyhow::Result<()> {
-        for &(index, mismatch) in &judgement.compared {
+    async fn watch_parity(&mut self, samples: &[Sample], checked: &Checked, limits: &Limits) -> anyhow::Result<()> {
+        for &(index, mismatch) in &checked.compared {
             let [ours, remote] = &mut self.parity;
             let is_ours = samples[index].engine.is_none();
             let parity = if is_ours { ours } else { remote };

@@ -9,7 +9,7 @@
 
 use super::sources::{SourceFile, Split, files_of};
 use super::{pauses, tokenizer};
-use crate::{args::share, house_style};
+use crate::{house_style, users::share};
 use anyhow::Context;
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};

@@ -7,11 +7,11 @@ use artifact::checkpoint::Checkpoint;
 
 use super::sources::{self, Split};
 use crate::{
-    args::Users,
     developer::{self, Pause},
     house_style,
-    stats::Judgment,
+    stats::Reaction,
     suggester::{Draft, Method, Suggester},
+    users::Users,
 };
 
 #[derive(Debug, clap::Args)]
@@ -94,7 +94,7 @@ struct Counts {
 
 impl Counts {
     fn add(&mut self, [greedy, sampled]: &[Draft; 2], pause: &Pause) {
-        let is_right = |draft: &Draft| pause.judge(&draft.text) == Judgment::Right;
+        let is_right = |draft: &Draft| pause.judge(&draft.text) == Reaction::Right;
         self.pauses += 1;
         self.right += u32::from(is_right(greedy));
         self.shown += u32::from(!greedy.declined);

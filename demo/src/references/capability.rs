@@ -11,7 +11,7 @@ use report::{
 use serde::Serialize;
 
 use super::{Base, Judged, Tried, try_out};
-use crate::stats::{self, FOLLOWING, FROZEN, Judgment, LEARNING, Outcome};
+use crate::stats::{self, FOLLOWING, FROZEN, LEARNING, Outcome, Reaction};
 
 /// Version minus base is paired by pause. All intervals are clustered by user.
 #[derive(Debug, Clone, Serialize)]
@@ -109,7 +109,7 @@ fn compare(
 }
 
 fn is_right(suggestion: &Judged) -> bool {
-    suggestion.judgment == Judgment::Right
+    suggestion.reaction == Reaction::Right
 }
 
 impl fmt::Display for Capability {
@@ -148,7 +148,7 @@ mod tests {
         let served = |arm, seconds, version| Outcome {
             at: Duration::from_secs(seconds),
             version,
-            ..outcome(1, arm, Judgment::Declined, true)
+            ..outcome(1, arm, Reaction::Declined, true)
         };
         let outcomes = [
             served(FROZEN, 5, 1),
@@ -181,7 +181,7 @@ mod tests {
 
     fn trial(user: usize, right: bool, declined: bool) -> Trial {
         let judged = Judged {
-            judgment: if right { Judgment::Right } else { Judgment::Wrong },
+            reaction: if right { Reaction::Right } else { Reaction::Wrong },
             declined,
             log_prob: -1.0,
         };

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Policy, Thresholds, Trial, draw, try_out};
 use crate::{
     developer::FilePart,
-    stats::{self, ArmStats, Judgment, Measure, Observation},
+    stats::{self, ArmStats, Measure, Observation, Reaction},
 };
 
 /// A version's suggestions at some pauses.
@@ -88,7 +88,7 @@ impl Tried {
         let right = self
             .trials
             .iter()
-            .filter(|trial| trial.greedy.judgment == Judgment::Right);
+            .filter(|trial| trial.greedy.reaction == Reaction::Right);
         Ways {
             right_per_100: 100.0 * right.count() as f64 / self.trials.len().max(1) as f64,
             sampled: reward(Policy::Sampled),
@@ -146,9 +146,9 @@ mod tests {
     use super::*;
 
     fn trial(user: usize, right: bool, log_prob: f64) -> Trial {
-        let judgment = if right { Judgment::Right } else { Judgment::Wrong };
+        let reaction = if right { Reaction::Right } else { Reaction::Wrong };
         let judged = Judged {
-            judgment,
+            reaction,
             declined: false,
             log_prob,
         };

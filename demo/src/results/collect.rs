@@ -51,7 +51,6 @@ pub async fn collect(
         facts: stage.facts(&replayed, settled, answered).await?,
         parameters,
         references: None,
-        streams: None,
         staleness: Staleness::of(LEARNING, &timeline),
         timeline,
     })

@@ -19,7 +19,6 @@ use crate::{
     references::References,
     stage::{Facts, Setup},
     stats::{ArmStats, Arms, FOLLOWING, FROZEN, LEARNING, Period, VersionServed},
-    stream_watch::StreamWatch,
 };
 
 #[derive(Debug, Default, Serialize)]
@@ -46,8 +45,6 @@ pub struct RunReport {
     /// What other policies would have earned on the same pauses. `None`: not measured.
     #[serde(rename = "headroom")]
     pub references: Option<References>,
-    /// What streaming callers noticed. `None`: nobody streamed.
-    pub streams: Option<StreamWatch>,
     /// The run in periods of equal length.
     pub timeline: Vec<TimelineEntry>,
     pub staleness: Staleness,

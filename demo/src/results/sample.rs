@@ -12,7 +12,7 @@ use crate::{
     random::Draws,
     references::{Capability, Comparison, Paired, Reference, References},
     stage::{Facts, Latency, Setup},
-    stats::{self, ArmStats, FOLLOWING, FROZEN, Judgment, LEARNING, Measure, Observation, Outcome, tests::outcome},
+    stats::{self, ArmStats, FOLLOWING, FROZEN, LEARNING, Measure, Observation, Outcome, Reaction, tests::outcome},
 };
 
 const SECONDS: u64 = 600;
@@ -117,22 +117,22 @@ pub fn outcomes() -> Vec<Outcome> {
             0.0
         };
         let skill = 0.06 * ((user % 7) as f64 - 3.0) / 3.0;
-        let judgment = judgment(&mut draws, 0.92 - 0.3 * progress, 0.34 + skill + 0.2 * progress);
+        let reaction = reaction(&mut draws, 0.92 - 0.3 * progress, 0.34 + skill + 0.2 * progress);
         Outcome {
             at: Duration::from_secs_f64(SECONDS as f64 * nth as f64 / PAUSES as f64),
             version: if learning { 1 + (nth / 52) as i64 } else { 1 },
             root: "5f".repeat(32),
-            ..outcome(user, arm, judgment, draws.chance(0.8))
+            ..outcome(user, arm, reaction, draws.chance(0.8))
         }
     });
     outcomes.collect()
 }
 
-fn judgment(draws: &mut Draws, show: f64, right: f64) -> Judgment {
+fn reaction(draws: &mut Draws, show: f64, right: f64) -> Reaction {
     match (draws.chance(show), draws.chance(right)) {
-        (false, _) => Judgment::Declined,
-        (true, true) => Judgment::Right,
-        (true, false) => Judgment::Wrong,
+        (false, _) => Reaction::Declined,
+        (true, true) => Reaction::Right,
+        (true, false) => Reaction::Wrong,
     }
 }
 
@@ -173,7 +173,7 @@ fn references(outcomes: &[Outcome]) -> References {
         let observations = (0..2000).map(|nth| Observation {
             user: nth as usize % 180,
             answers: true,
-            judgment: judgment(&mut Draws::new("sample reference", &[nth]), show, right),
+            reaction: reaction(&mut Draws::new("sample reference", &[nth]), show, right),
         });
         (name.to_owned(), ArmStats::of(observations, TAU))
     });

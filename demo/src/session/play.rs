@@ -21,7 +21,7 @@ use crate::{
     replay::COMPLETIONS_IN_FLIGHT_MAX,
     shuffle::Shuffle,
     stage::{Replayed, Stage},
-    stats::Judgment,
+    stats::Reaction,
     terminal::View,
 };
 
@@ -90,11 +90,11 @@ async fn hold(assistant: Arc<Assistant>, asker: Asker, (user, at): (usize, Durat
         };
         let session: &mut Session =
             outcome.get_or_insert_with(|| Session::begin(user, at, task.answer, &suggestion.arm));
-        let judgment = match suggestion.declined {
-            true => Judgment::Declined,
+        let reaction = match suggestion.declined {
+            true => Reaction::Declined,
             false => task.judge(&attempts, &suggestion.text),
         };
-        session.add(&suggestion, judgment, requested_at.elapsed());
+        session.add(&suggestion, reaction, requested_at.elapsed());
         sleep(task.delay(turn)).await;
         if assistant.turn_signals && task.answer == Answer::Verdict {
             let target = Target::Generation(suggestion.generation_id);
@@ -128,22 +128,22 @@ async fn hold(assistant: Arc<Assistant>, asker: Asker, (user, at): (usize, Durat
 impl Assistant {
     /// What the user says at the end.
     async fn answer(&self, asker: &Asker, session: &Session) -> Option<Delivery> {
-        let judgment = if session.solved {
-            Judgment::Right
+        let reaction = if session.solved {
+            Reaction::Right
         } else {
-            Judgment::Wrong
+            Reaction::Wrong
         };
         // The statistics count what really happened; only what users say is permuted.
-        let said = |judgment| match &self.shuffle {
-            Some(shuffle) => shuffle.swap(judgment) == Judgment::Right,
-            None => judgment == Judgment::Right,
+        let said = |reaction| match &self.shuffle {
+            Some(shuffle) => shuffle.swap(reaction) == Reaction::Right,
+            None => reaction == Reaction::Right,
         };
         let (target, now) = (Target::Episode(asker.session_id), OffsetDateTime::now_utc());
         match session.answer {
             Answer::Nothing => None,
-            Answer::Verdict => Some(self.client.send_feedback(target, "accept", said(judgment), now).await),
+            Answer::Verdict => Some(self.client.send_feedback(target, "accept", said(reaction), now).await),
             Answer::Message => {
-                let message = task::message(said(judgment));
+                let message = task::message(said(reaction));
                 Some(self.client.send_feedback(target, "follow_up", message, now).await)
             }
         }

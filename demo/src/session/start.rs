@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::task::{Attempt, CONTEXT_CHARS_MAX, TURNS_MAX, Task};
 use crate::{
     random::Draws,
-    stats::Judgment,
+    stats::Reaction,
     suggester::{Method, Suggester, on_all_cores},
 };
 
@@ -96,7 +96,7 @@ fn play(
         }
         let drafts = suggester.suggest(&prompts)?;
         for ((task, session), [draft]) in asking.into_iter().zip(drafts) {
-            session.solved = !draft.declined && task.judge(&session.attempts, &draft.text) == Judgment::Right;
+            session.solved = !draft.declined && task.judge(&session.attempts, &draft.text) == Reaction::Right;
             if !session.solved {
                 session.attempts.push(Attempt::new(draft.text, draft.declined));
             }

@@ -14,7 +14,7 @@ use super::task::{Answer, TURNS_MAX};
 use crate::{
     client::Suggestion,
     progress::Progress,
-    stats::{FOLLOWING, FROZEN, Judgment, LEARNING, unit},
+    stats::{FOLLOWING, FROZEN, LEARNING, Reaction, unit},
     terminal::{clock, problems},
 };
 
@@ -52,10 +52,10 @@ impl Session {
         }
     }
 
-    pub fn add(&mut self, suggestion: &Suggestion, judgment: Judgment, latency: Duration) {
+    pub fn add(&mut self, suggestion: &Suggestion, reaction: Reaction, latency: Duration) {
         self.turns += 1;
-        self.declined += usize::from(judgment == Judgment::Declined);
-        self.solved = judgment == Judgment::Right;
+        self.declined += usize::from(reaction == Reaction::Declined);
+        self.solved = reaction == Reaction::Right;
         self.answers.push((suggestion.generation_id, latency));
         self.changed_arm |= self.arm != suggestion.arm;
     }

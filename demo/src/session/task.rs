@@ -19,7 +19,7 @@ use crate::{
     corpus::tokenizer::{CUT, EOL},
     developer::{self, DELAY_SIGMA, FilePart, Pause},
     random::Draws,
-    stats::Judgment,
+    stats::Reaction,
 };
 
 /// Turns after which a user gives up.
@@ -143,7 +143,7 @@ impl Task {
 
     /// What the user thinks of the next suggestion. It is right if it completes their text, except for
     /// trailing blanks.
-    pub fn judge(&self, attempts: &[Attempt], suggestion: &str) -> Judgment {
+    pub fn judge(&self, attempts: &[Attempt], suggestion: &str) -> Reaction {
         self.place.judge(&format!("{}{suggestion}", self.typed(attempts)))
     }
 
@@ -210,9 +210,9 @@ mod tests {
             )
         );
         assert!(task.prompt(40, &attempts).len() < task.prompt(300, &attempts).len());
-        assert_eq!(task.judge(&[], rest), Judgment::Right);
-        assert_eq!(task.judge(&attempts, &rest[10..]), Judgment::Right);
-        assert_eq!(task.judge(&attempts, rest), Judgment::Wrong);
+        assert_eq!(task.judge(&[], rest), Reaction::Right);
+        assert_eq!(task.judge(&attempts, &rest[10..]), Reaction::Right);
+        assert_eq!(task.judge(&attempts, rest), Reaction::Wrong);
         assert!(task.keeps_half(&[], &format!("{}\u{1}\u{1}\n", &rest[..2])));
         assert!(!task.keeps_half(&[], &format!("{}\u{1}\u{1}\u{1}", &rest[..2])) && !task.keeps_half(&[], " "));
     }

@@ -61,17 +61,17 @@ mod tests {
     use super::*;
     use crate::{
         queries::LoopState,
-        stats::{Judgment, tests::outcome},
+        stats::{Reaction, tests::outcome},
     };
 
     #[test]
     fn the_line_shows_the_arms_the_version_and_only_the_problems_there_are() {
         let mut progress = Progress {
             outcomes: vec![
-                outcome(1, "learner", Judgment::Right, true),
-                outcome(1, "learner", Judgment::Declined, true),
-                outcome(3, "champion", Judgment::Right, true),
-                outcome(2, "base", Judgment::Wrong, true),
+                outcome(1, "learner", Reaction::Right, true),
+                outcome(1, "learner", Reaction::Declined, true),
+                outcome(3, "champion", Reaction::Right, true),
+                outcome(2, "base", Reaction::Wrong, true),
             ],
             ..Progress::default()
         };

@@ -10,7 +10,7 @@ pub(super) mod record;
 pub mod replay;
 
 use super::Position;
-use super::producer::Headers;
+use super::headers::Headers;
 
 /// Why a record is on the dead-letter queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -16,6 +16,7 @@ mod delivery;
 mod dlq;
 pub mod event;
 pub mod feedback_token;
+mod headers;
 pub mod judge;
 pub mod kafka;
 pub mod lease;

@@ -4,12 +4,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
-use time::format_description::well_known::Rfc3339;
 
 use super::delivery::{Batch, Outcome, Reports};
 use super::dlq::{EXTENTS, Extent};
+use super::headers::Headers;
 use super::{Announcement, ClientOptions, DeadLetter, Error, Position, Topics};
 use crate::event::Event;
 
@@ -289,53 +289,5 @@ fn into_error(error: KafkaError, size_bytes: usize) -> Error {
         ) => Error::TooLarge { size_bytes },
         Some(RDKafkaErrorCode::InvalidRecord) => Error::Refused(error),
         _ => Error::Unavailable(error),
-    }
-}
-
-/// The headers of a record.
-pub(super) struct Headers {
-    pub inner: OwnedHeaders,
-    /// What they add to a record, at most.
-    pub bytes: usize,
-}
-
-impl Headers {
-    pub(super) fn new() -> Self {
-        Self {
-            inner: OwnedHeaders::new_with_capacity(10),
-            bytes: 0,
-        }
-    }
-
-    /// The event's CloudEvents attributes.
-    pub(super) fn of(event: &Event) -> Self {
-        let time = event.time.format(&Rfc3339).unwrap_or_default();
-        Self::new()
-            .with("ce_specversion", "1.0")
-            .with("ce_id", &event.id)
-            .with("ce_source", &event.source)
-            .with("ce_type", event.kind())
-            .with("ce_time", &time)
-    }
-
-    pub(super) fn with(self, key: &str, value: &str) -> Self {
-        Self {
-            // Each length takes at most five bytes.
-            bytes: self.bytes + key.len() + value.len() + 10,
-            inner: self.inner.insert(Header {
-                key,
-                value: Some(value),
-            }),
-        }
-    }
-
-    pub(super) fn with_all(self, headers: &[(String, String)]) -> Self {
-        headers.iter().fold(self, |all, (key, value)| all.with(key, value))
-    }
-
-    pub(super) fn with_position(self, position: &Position) -> Self {
-        self.with("topic", &position.topic)
-            .with("partition", &position.partition.to_string())
-            .with("offset", &position.offset.to_string())
     }
 }

@@ -7,7 +7,7 @@ use event_log::{DeadLetter, DlqEntry, DlqPosition, DlqRecord, Reason};
 use prost::Message as _;
 use rdkafka::message::{Header, OwnedHeaders, OwnedMessage, Timestamp};
 
-use super::{events, requests};
+use super::{accepted, requests};
 use crate::options::Options;
 
 const TOPIC: &str = "springtide.dlq.v1";
@@ -87,7 +87,7 @@ pub(super) fn repair(input: &[u8]) -> bool {
     let Ok(event) = crate::repaired(&Options::default(), input, event::now()) else {
         return false;
     };
-    events::check(&event, input.len());
+    accepted::check(&event, input.len());
     assert!(proto::Event::decode(&*event.encode()).is_ok());
     true
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
-use super::events;
+use super::accepted;
 use crate::entry::api::Api;
 use crate::entry::destination::Destination;
 use crate::entry::spool;
@@ -118,7 +118,7 @@ impl Harness {
     fn accepts(&self, request: Request<Body>, bytes: usize) -> bool {
         let Ok(events) = self.take(request) else { return false };
         for event in &events {
-            events::check(event, bytes);
+            accepted::check(event, bytes);
             self.forwarded(event);
         }
         !events.is_empty()

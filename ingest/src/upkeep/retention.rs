@@ -182,7 +182,7 @@ impl Retention {
         sweep::below_horizon(connection, until).await?;
         if until != before || Instant::now() >= schedule.unattached_at {
             let by_age = self.age_max.map(|age_max| now - age_max);
-            if let Some(stored_before) = by_age.max(expiry::time_of(until)) {
+            if let Some(stored_before) = by_age.max(sweep::time_of(until)) {
                 sweep::unattached(connection, stored_before).await?;
             }
             schedule.unattached_at = Instant::now() + UNATTACHED_INTERVAL;

@@ -2,8 +2,8 @@
 //! `return_token_ids` and `logprobs` are asked for. vLLM has these, and so have servers that follow
 //! it. No event says which weights sampled the tokens.
 
-use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, cache_salt, parse, token};
 use super::http::Error;
+use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, cache_salt, parse, token};
 use crate::engine::{SampleRequest, Token};
 use anyhow::anyhow;
 use model::sampling::Params;
@@ -118,8 +118,8 @@ fn piece(choice: Choice) -> Result<Piece, Error> {
         // its first and last events may have neither
         None if logprobs.token_logprobs.is_empty() => Vec::new(),
         None => {
-            let error = "the engine returns no token ids; name the alias that it answers for \
-                         (serve.remote.openai.alias)";
+            let error = "the engine returns no token ids; one without them belongs in serve.remote.openai, with \
+                         the alias that it answers for (serve.remote.openai.alias)";
             return Err(Error::Engine(anyhow!(error)));
         }
     };

@@ -5,10 +5,10 @@
 //! names. Nothing proves what it holds, and its answers are logged with ids that our tokenizer gives
 //! their text, so they are never trained on.
 
-use super::client::{Ending, Failure, Piece, Read, Stream, parse, token};
 use super::completions;
 use super::http::{Error, Http, Timeouts};
 use super::options::{OpenAiServer, Server};
+use super::protocol::{Ending, Failure, Piece, Read, Stream, parse, token};
 use crate::engine::{Ends, SampleRequest};
 use model::sampling::Params;
 use serde::Deserialize;

@@ -133,27 +133,25 @@ impl Options {
 
     /// Whether some engine gets its weights from here. Only then weights are held here.
     pub fn gives_weights(&self) -> bool {
-        self.controlled().any(|(_, server)| server.control)
+        self.native().any(|(_, server)| server.control)
     }
 
-    fn controlled(&self) -> impl Iterator<Item = (&'static str, &Server)> {
+    /// Servers by their engine's own API, which returns token ids. Those of `openai` are none.
+    fn native(&self) -> impl Iterator<Item = (&'static str, &Server)> {
         let vllm = self.vllm.iter().map(|server| ("vllm", server));
         vllm.chain(self.sglang.iter().map(|server| ("sglang", server)))
     }
 
-    /// Of all servers, in the order of their clients.
-    pub(super) fn weights(&self) -> Vec<f64> {
+    /// Each server's share of the requests, in the order of the clients.
+    pub(super) fn shares(&self) -> Vec<f64> {
         let openai = self.openai.iter().map(|server| server.weight);
-        self.controlled()
-            .map(|(_, server)| server.weight)
-            .chain(openai)
-            .collect()
+        self.native().map(|(_, server)| server.weight).chain(openai).collect()
     }
 
     /// Checks all values. The error names the first invalid one.
     pub fn check(&self) -> anyhow::Result<()> {
         let mut urls = BTreeSet::new();
-        for (kind, server) in self.controlled() {
+        for (kind, server) in self.native() {
             check_server(kind, &server.url, server.weight, &mut urls)?;
             check_url(kind, server.control_url())?;
             ensure!(

@@ -173,7 +173,7 @@ impl Pool {
             slow_start: Duration::from_millis(options.slow_start_ms),
             affinity_slack: options.affinity_slack,
         };
-        let mut placement = Placement::new(&options.weights(), rules);
+        let mut placement = Placement::new(&options.shares(), rules);
         for (engine, client) in placement.engines.iter_mut().zip(&clients) {
             engine.takes_weights = client.takes_weights();
         }
@@ -434,7 +434,7 @@ impl Pool {
                     let _ = request.events.try_send(failed);
                 }
             }
-            End::Late(request) => match client.weights().await {
+            End::Late(request) => match client.weights_name().await {
                 // it works, and the next engine would take as long
                 Ok(_) => {
                     let _ = request.events.try_send(SampleEvent::Failed(Error::Late.to_string()));

@@ -1,8 +1,9 @@
 //! One sequence on one engine: asks for it, checks each token, passes it on.
 
-use super::client::{Client, Ending, Piece, Stream, VersionOfTokens};
+use super::client::Client;
 use super::http::Error;
 use super::pool::Updates;
+use super::protocol::{Ending, Piece, Stream, VersionOfTokens};
 use crate::engine::{Finish, SampleEvent, SampleRequest, Token, TokensOfVersion};
 use anyhow::{Context, ensure};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -295,7 +296,7 @@ async fn check_versions(engine: &Client, weights: &str, versions: Option<&[Versi
             let sampled = spans.iter().filter(|span| span.start < span.end);
             sampled.map(|span| span.version.clone()).collect()
         }
-        None if engine.names_weights() => engine.weights().await?.into_iter().collect(),
+        None if engine.names_weights() => engine.weights_name().await?.into_iter().collect(),
         None => return Ok(()),
     };
     ensure!(

@@ -6,10 +6,10 @@
 //! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
 //! filters also ask for the log-probability in the support that was sampled from.
 
-use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
-use super::client::{cache_salt, parse, token};
 use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
+use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
+use super::protocol::{cache_salt, parse, token};
 use crate::engine::SampleRequest;
 use anyhow::{Context, anyhow};
 use model::sampling::Params;
@@ -102,7 +102,7 @@ impl Sglang {
     }
 
     /// The name of the weights that it holds. Fails if it does not answer.
-    pub async fn weights(&self) -> anyhow::Result<String> {
+    pub async fn weights_name(&self) -> anyhow::Result<String> {
         #[derive(Deserialize)]
         struct Info {
             weight_version: String,

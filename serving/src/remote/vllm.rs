@@ -5,11 +5,11 @@
 //! It must run with `--logprobs-mode processed_logprobs`: the log-probabilities that we log are
 //! those of the distribution that was sampled from.
 
-use super::client::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
-use super::client::{cache_salt, parse, token};
 use super::completions;
 use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
+use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
+use super::protocol::{cache_salt, parse, token};
 use crate::engine::SampleRequest;
 use anyhow::{Context, anyhow, ensure};
 use model::sampling::Params;
@@ -118,7 +118,7 @@ impl Vllm {
     }
 
     /// The name of the weights that it holds. Fails if it does not answer.
-    pub async fn weights(&self) -> anyhow::Result<String> {
+    pub async fn weights_name(&self) -> anyhow::Result<String> {
         #[derive(Deserialize)]
         struct Info {
             weight_version: String,

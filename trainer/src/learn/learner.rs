@@ -133,7 +133,7 @@ pub struct Rejected {
 
 /// What became of samples that were to be added.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Judgement {
+pub struct Checked {
     /// In the order given.
     pub rejected: Vec<Rejected>,
     /// Those that were compared, by index: of the head, with trained tokens.
@@ -271,7 +271,7 @@ impl Learner {
         advantages: &[f64],
         settings: &StepSettings,
         limits: &Limits,
-    ) -> anyhow::Result<Judgement> {
+    ) -> anyhow::Result<Checked> {
         let started = Instant::now();
         self.ensure_nothing_pending()?;
         ensure!(samples.len() == advantages.len(), "one advantage per sample");
@@ -285,8 +285,8 @@ impl Learner {
             );
         }
         let is_first = self.accumulator.is_empty();
-        let mut judgement = self.add(samples, advantages, settings, limits)?;
-        let rejected = &mut judgement.rejected;
+        let mut checked = self.add(samples, advantages, settings, limits)?;
+        let rejected = &mut checked.rejected;
         let quarantined = rejected.len();
         let companions = companions(samples, rejected);
         if !companions.is_empty() {
@@ -307,7 +307,7 @@ impl Learner {
         }
         self.accumulator.quarantined += quarantined;
         self.accumulator.seconds += started.elapsed().as_secs_f64();
-        Ok(judgement)
+        Ok(checked)
     }
 
     /// Adds the gradients of samples with right log-probabilities.
@@ -317,8 +317,8 @@ impl Learner {
         advantages: &[f64],
         settings: &StepSettings,
         limits: &Limits,
-    ) -> anyhow::Result<Judgement> {
-        let mut judgement = Judgement::default();
+    ) -> anyhow::Result<Checked> {
+        let mut checked = Checked::default();
         let supervised = settings.loss.is_supervised();
         let scaled = loss::scaled(settings.aggregation, samples, advantages);
         let kept_bytes_max = |batch: &MicroBatch| batch.has_gradient().then_some(settings.activation_bytes_max);
@@ -342,14 +342,14 @@ impl Learner {
                     }),
                 }
                 if !supervised && !batch.stale && mismatch.tokens > 0 {
-                    judgement.compared.push((index, mismatch));
+                    checked.compared.push((index, mismatch));
                 }
             }
             if bad.is_empty() {
                 self.backward(batch, scored, settings)?;
                 continue;
             }
-            judgement.rejected.extend(bad);
+            checked.rejected.extend(bad);
             // the others alone: their values do not depend on their neighbors
             let (kept, advantages): (Vec<Sample>, Vec<f64>) =
                 good.iter().map(|&i| (samples[i].clone(), scaled[i])).unzip();
@@ -360,13 +360,13 @@ impl Learner {
                 }
             }
         }
-        judgement.rejected.sort_by_key(|rejected| rejected.index);
+        checked.rejected.sort_by_key(|rejected| rejected.index);
         for (index, (sample, &advantage)) in samples.iter().zip(advantages).enumerate() {
-            if !is_among(&judgement.rejected, index) {
+            if !is_among(&checked.rejected, index) {
                 self.accumulator.add_sample(sample, advantage);
             }
         }
-        Ok(judgement)
+        Ok(checked)
     }
 
     /// Ends the step with what was accumulated: division, clipping, update, guards.

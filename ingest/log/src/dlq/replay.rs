@@ -7,7 +7,8 @@
 use super::Reason;
 use super::record::{DlqRecord, EDITED, REPLAYED};
 use crate::event::Event;
-use crate::producer::{Headers, Producer};
+use crate::headers::Headers;
+use crate::producer::Producer;
 use crate::{Error as LogError, Position, Topics};
 
 /// Header of a replayed record: its `topic/partition/offset` on the dead-letter queue.

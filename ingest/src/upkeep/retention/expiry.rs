@@ -200,7 +200,7 @@ async fn refused_week(connection: &mut PgConnection) -> sqlx::Result<Option<Week
 }
 
 fn week_before(until: Uuid) -> Option<Week> {
-    let end = time_of(until)?;
+    let end = sweep::time_of(until)?;
     Some(Week::of(end - time::Duration::MILLISECOND))
 }
 
@@ -249,18 +249,10 @@ pub(super) async fn weeks(connection: &mut PgConnection) -> sqlx::Result<Vec<Wee
     )
     .fetch_optional(connection)
     .await?;
-    weeks.extend(oldest.and_then(time_of).map(Week::of));
+    weeks.extend(oldest.and_then(sweep::time_of).map(Week::of));
     weeks.sort_by_key(|week| week.start());
     weeks.dedup();
     Ok(weeks)
-}
-
-/// The time in the first 48 bits of an id or a bound. `None`: the nil id.
-pub(super) fn time_of(id: Uuid) -> Option<OffsetDateTime> {
-    let milliseconds = i128::try_from(id.as_u128() >> 80)
-        .ok()
-        .filter(|milliseconds| *milliseconds > 0)?;
-    OffsetDateTime::from_unix_timestamp_nanos(milliseconds * 1_000_000).ok()
 }
 
 #[cfg(test)]

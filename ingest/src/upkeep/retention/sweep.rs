@@ -7,7 +7,6 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::expiry;
 use crate::upkeep::partition::{self, Week};
 
 /// Rows of one transaction.
@@ -41,7 +40,7 @@ pub(super) async fn below_horizon(connection: &mut PgConnection, until: Uuid) ->
         .fetch_optional(&mut *connection)
         .await
         .context("read the horizon")?;
-    let (Some(cleaned), Some(until_at)) = (cleaned, expiry::time_of(until)) else {
+    let (Some(cleaned), Some(until_at)) = (cleaned, time_of(until)) else {
         return Ok(());
     };
     if cleaned.is_some_and(|cleaned| cleaned >= until) {
@@ -155,4 +154,12 @@ pub(super) async fn unattached(connection: &mut PgConnection, stored_before: Off
         metrics::counter!("springtide_ingest_unattached_expired_total", "kind" => kind).increment(rows.unsigned_abs());
     }
     Ok(())
+}
+
+/// The time in the first 48 bits of an id or a bound. `None`: the nil id.
+pub(super) fn time_of(id: Uuid) -> Option<OffsetDateTime> {
+    let milliseconds = i128::try_from(id.as_u128() >> 80)
+        .ok()
+        .filter(|milliseconds| *milliseconds > 0)?;
+    OffsetDateTime::from_unix_timestamp_nanos(milliseconds * 1_000_000).ok()
 }

@@ -138,7 +138,7 @@ impl Updates {
         if client.takes_weights() || !client.names_weights() {
             return true;
         }
-        let held = tokio::time::timeout(HOLDS_WAIT, client.weights()).await;
+        let held = tokio::time::timeout(HOLDS_WAIT, client.weights_name()).await;
         matches!(held, Ok(Ok(Some(held))) if held == weights)
     }
 

@@ -71,7 +71,7 @@ impl Pool {
     /// Whether an engine answers and still holds what was probed. A restarted one does not.
     async fn check(&self, engine: usize) {
         let before = self.state(engine);
-        let answer = self.client(engine).weights().await;
+        let answer = self.client(engine).weights_name().await;
         let mut work = self.lock();
         // the updater has it
         if work.placement.engines[engine].state != before {

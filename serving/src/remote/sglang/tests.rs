@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::engine::SampleEvent;
-use crate::remote::client::{Client, Weights};
+use crate::remote::client::Client;
+use crate::remote::protocol::Weights;
 use crate::remote::recorded::{self, Exchange, events, request};
 use crate::remote::sequence::{self, End};
 use std::path::Path;
@@ -18,7 +19,7 @@ async fn play_back(names: &[&str]) -> Client {
 #[tokio::test]
 async fn the_state_of_a_server_is_read() {
     let server = play_back(&["weights", "context"]).await;
-    assert_eq!(server.weights().await.unwrap().as_deref(), Some("default"));
+    assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("default"));
     assert_eq!(server.context().await.unwrap(), Some(256));
 }
 
@@ -30,7 +31,7 @@ async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_repor
         .update(folder, "", "bb", "springtide-7-bb", InFlight::Drain)
         .await
         .unwrap();
-    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
+    assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
     let missing = Weights::Folder(Path::new("/dev/shm/springtide/contract.missing"));
     let server = play_back(&["pause", "missing folder", "resume", "weights"]).await;
     let error = server
@@ -48,7 +49,7 @@ async fn a_patch_is_applied_to_the_version_that_it_starts_from_and_refused_other
         .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)
         .await
         .unwrap();
-    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
+    assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
     let server = play_back(&["pause", "patch before a folder", "resume"]).await;
     let error = server
         .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)

@@ -3,11 +3,11 @@
 use super::files::{Files, WeightFiles};
 use super::{Held, weights_name};
 use crate::engine::LoadedVersion;
-use crate::remote::client::Weights;
 use crate::remote::options::{InFlight, Options};
 use crate::remote::placement::State;
 use crate::remote::pool::Pool;
 use crate::remote::probe::{self, Probed};
+use crate::remote::protocol::Weights;
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::patch;
@@ -163,7 +163,7 @@ impl Change {
         let holds = self
             .pool
             .client(self.engine)
-            .weights()
+            .weights_name()
             .await
             .context("ask what it holds")?;
         ensure!(
@@ -179,7 +179,7 @@ impl Change {
     /// An engine that was updated by an earlier process may say that it holds the version. Then an empty
     /// patch is enough: the engine refuses it if an update was broken off, and the probe follows.
     async fn named(&self) -> Option<Held> {
-        let name = self.pool.client(self.engine).weights().await.ok()??;
+        let name = self.pool.client(self.engine).weights_name().await.ok()??;
         (name == self.name).then(|| self.held(Weak::new()))
     }
 

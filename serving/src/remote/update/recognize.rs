@@ -107,7 +107,7 @@ impl Updater {
 
     /// What an engine calls its weights, if it does.
     async fn name(&self, engine: usize) -> Option<String> {
-        self.pool.client(engine).weights().await.ok().flatten()
+        self.pool.client(engine).weights_name().await.ok().flatten()
     }
 
     /// Whether a probe is worth the time: the engine names no weights, or those of this version.

@@ -2,7 +2,8 @@
 
 use crate::engine::SampleEvent;
 use crate::remote::InFlight;
-use crate::remote::client::{Client, Weights};
+use crate::remote::client::Client;
+use crate::remote::protocol::Weights;
 use crate::remote::recorded::{self, Exchange, request};
 use crate::remote::sequence::{self, End};
 use serde_json::json;
@@ -20,7 +21,7 @@ async fn play_back(names: &[&str]) -> Client {
 #[tokio::test]
 async fn the_state_of_a_server_is_read() {
     let server = play_back(&["weights", "context"]).await;
-    assert!(!server.weights().await.unwrap().unwrap().is_empty());
+    assert!(!server.weights_name().await.unwrap().unwrap().is_empty());
     assert_eq!(server.context().await.unwrap(), Some(256));
 }
 
@@ -38,7 +39,7 @@ async fn new_weights_are_given_between_pause_and_resume() {
         )
         .await;
     updated.unwrap();
-    assert_eq!(server.weights().await.unwrap().as_deref(), Some("springtide-7-bb"));
+    assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
 }
 
 #[tokio::test]

@@ -295,8 +295,8 @@ fn explored_samples_are_recomputed_with_the_decline_token_masked_and_have_a_smal
     // without the flag, the same samples are rejected
     cohort.iter_mut().for_each(|sample| sample.suppressed = false);
     learner.discard().unwrap();
-    let judgement = learner.accumulate(&cohort, &rewards(&cohort), &StepSettings::default(), &limits());
-    let rejected: Vec<usize> = judgement
+    let checked = learner.accumulate(&cohort, &rewards(&cohort), &StepSettings::default(), &limits());
+    let rejected: Vec<usize> = checked
         .unwrap()
         .rejected
         .iter()
@@ -344,8 +344,8 @@ fn bf16_has_exact_parity_too_and_a_gradient_close_to_that_of_f32() {
 /// Like [`propose`], but samples join in parts.
 fn accumulate(learner: &mut Learner, parts: &[&[Sample]], settings: &StepSettings) -> Proposal {
     for part in parts {
-        let judgement = learner.accumulate(part, &rewards(part), settings, &limits());
-        assert_eq!(judgement.unwrap().rejected, []);
+        let checked = learner.accumulate(part, &rewards(part), settings, &limits());
+        assert_eq!(checked.unwrap().rejected, []);
     }
     match learner.finish(settings, &Limits::default()).unwrap() {
         Outcome::Proposed(proposal) => proposal,
@@ -571,8 +571,8 @@ fn a_sample_with_wrong_log_probabilities_is_rejected_and_the_others_make_the_sam
     bad[2].reward = 1e6;
     with_bad.splice(1..1, bad);
     let settings = StepSettings::default();
-    let judgement = one.accumulate(&with_bad, &rewards(&with_bad), &settings, &limits());
-    let rejected = judgement.unwrap().rejected;
+    let checked = one.accumulate(&with_bad, &rewards(&with_bad), &settings, &limits());
+    let rejected = checked.unwrap().rejected;
     assert_eq!(rejected.iter().map(|one| one.index).collect::<Vec<_>>(), [1, 2, 3]);
     let difference = |index: usize| rejected[index].mismatch.unwrap().difference_max;
     assert!((difference(0) - 0.5).abs() < 1e-5 && difference(1).is_nan());
@@ -601,8 +601,8 @@ fn a_group_with_a_rejected_rollout_teaches_nothing_and_the_others_make_the_same_
         micro_batch_tokens: 16,
         ..StepSettings::default()
     };
-    let judgement = one.accumulate(&cohort, &rewards(&cohort), &settings, &limits());
-    let rejected: Vec<_> = judgement
+    let checked = one.accumulate(&cohort, &rewards(&cohort), &settings, &limits());
+    let rejected: Vec<_> = checked
         .unwrap()
         .rejected
         .iter()

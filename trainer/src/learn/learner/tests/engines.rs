@@ -89,10 +89,10 @@ fn other_engines_may_round_and_ours_may_not() {
     let settings = StepSettings::default();
     let mut judge = |samples: &[Sample]| -> (Vec<usize>, usize) {
         learner.discard().unwrap();
-        let judgement = learner.accumulate(samples, &rewards(samples), &settings, &Limits::default());
-        let judgement = judgement.unwrap();
-        let rejected = judgement.rejected.iter().map(|one| one.index).collect();
-        (rejected, judgement.compared.len())
+        let checked = learner.accumulate(samples, &rewards(samples), &settings, &Limits::default());
+        let checked = checked.unwrap();
+        let rejected = checked.rejected.iter().map(|one| one.index).collect();
+        (rejected, checked.compared.len())
     };
     let rounded = remote(&cohort, &[5e-3, -5e-3, 1.0]);
     assert_eq!(judge(&rounded), (vec![2], 3), "the last is not of its version");

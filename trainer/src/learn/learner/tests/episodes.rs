@@ -67,10 +67,10 @@ fn what_the_model_cannot_produce_is_refused_whatever_its_version() {
         cohort[index].logprobs[0] = logprob;
     }
     cohort[3].logprobs[0] -= 1.0;
-    let judgement = learner
+    let checked = learner
         .accumulate(&cohort, &rewards(&cohort), &one_turn_each(), &limits())
         .unwrap();
-    let rejected: Vec<usize> = judgement.rejected.iter().map(|rejected| rejected.index).collect();
+    let rejected: Vec<usize> = checked.rejected.iter().map(|rejected| rejected.index).collect();
     assert_eq!(rejected, [0, 1, 3], "only an older version may differ");
 }
 

@@ -135,8 +135,8 @@ fn a_step_on_constrained_samples_has_exact_parity_and_without_their_masks_they_a
         "{metrics:?}"
     );
     learner.discard().unwrap();
-    let judgement = learner.accumulate(&drawn, &rewards(&drawn), &StepSettings::default(), &limits());
-    assert_eq!(judgement.unwrap().rejected.len(), 12);
+    let checked = learner.accumulate(&drawn, &rewards(&drawn), &StepSettings::default(), &limits());
+    assert_eq!(checked.unwrap().rejected.len(), 12);
 }
 
 #[test]

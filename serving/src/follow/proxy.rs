@@ -41,16 +41,16 @@ const ANSWER_HEADERS: [HeaderName; 4] = [
 
 /// What kind of engine it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
+pub enum Kind {
     Vllm,
     Sglang,
 }
 
-impl Engine {
+impl Kind {
     /// The routes that are passed on. All others, above all those that change weights, are not.
     fn routes(self) -> &'static [(MethodFilter, &'static str)] {
         match self {
-            Engine::Vllm => &[
+            Kind::Vllm => &[
                 (MethodFilter::POST, "/inference/v1/generate"),
                 (MethodFilter::POST, "/v1/completions"),
                 (MethodFilter::POST, "/v1/chat/completions"),
@@ -58,7 +58,7 @@ impl Engine {
                 (MethodFilter::GET, "/weight_info"),
                 (MethodFilter::GET, "/version"),
             ],
-            Engine::Sglang => &[
+            Kind::Sglang => &[
                 (MethodFilter::POST, "/generate"),
                 (MethodFilter::POST, "/v1/completions"),
                 (MethodFilter::POST, "/v1/chat/completions"),
@@ -71,8 +71,8 @@ impl Engine {
     /// Answers with the name of the weights, as `weight_version`.
     pub fn label_path(self) -> &'static str {
         match self {
-            Engine::Vllm => "/weight_info",
-            Engine::Sglang => "/model_info",
+            Kind::Vllm => "/weight_info",
+            Kind::Sglang => "/model_info",
         }
     }
 }
@@ -89,7 +89,7 @@ pub struct Proxy {
 }
 
 /// The routes of `engine`.
-pub fn router(engine: Engine, proxy: &Arc<Proxy>) -> Router {
+pub fn router(engine: Kind, proxy: &Arc<Proxy>) -> Router {
     let routes = engine.routes().iter();
     routes.fold(Router::new(), |router, &(method, path)| {
         let handler = async move |State(proxy): State<Arc<Proxy>>, request: Request| {

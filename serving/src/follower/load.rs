@@ -547,7 +547,7 @@ pub(super) mod tests {
     }
 
     /// Publishes `checkpoint` as this version of a store in `folder`.
-    pub(in crate::follow) async fn publish(
+    pub(in crate::follower) async fn publish(
         folder: &Path,
         version: i64,
         checkpoint: &Checkpoint,
@@ -586,7 +586,7 @@ pub(super) mod tests {
         (store, key.trusted(), Target { version, root })
     }
 
-    pub(in crate::follow) fn options(folder: &Path, store: Store, resident_bytes_max: u64) -> Options {
+    pub(in crate::follower) fn options(folder: &Path, store: Store, resident_bytes_max: u64) -> Options {
         Options {
             policy: "demo".into(),
             replica: "test".into(),

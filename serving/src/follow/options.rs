@@ -105,8 +105,9 @@ impl Options {
             ..remote::Server::default()
         };
         let (vllm, sglang) = match self.engine {
+            Some(Engine::Vllm) => (vec![server], vec![]),
             Some(Engine::Sglang) => (vec![], vec![server]),
-            _ => (vec![server], vec![]),
+            None | Some(Engine::Folder | Engine::Command) => (vec![], vec![]),
         };
         Ok(remote::Options {
             vllm,

@@ -49,7 +49,7 @@ impl Front {
             parked_max: Duration::from_secs(600),
         };
         let pool = Pool::new(&options, 1, config).unwrap();
-        let mut connections = Connections::new(Engine::Vllm, &fake.url, None).unwrap();
+        let mut connections = Connections::new(Kind::Vllm.label_path(), &fake.url, None).unwrap();
         connections.connect_timeout = Duration::from_secs(2);
         let proxy = Proxy {
             pool: pool.clone(),
@@ -61,7 +61,7 @@ impl Front {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = router(Engine::Vllm, &Arc::new(proxy));
+        let router = router(Kind::Vllm, &Arc::new(proxy));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
         Front {

@@ -2,7 +2,6 @@
 //! a request goes over it, and belongs to one process to its end. So an engine that has restarted
 //! gets no request before its probe, however soon it is back.
 
-use super::proxy::Engine;
 use anyhow::{Context, ensure};
 use axum::body::Body;
 use axum::http::{Request, header};
@@ -37,7 +36,8 @@ enum Address {
 
 pub struct Connections {
     address: Address,
-    engine: Engine,
+    /// The route that names the engine's weights.
+    label_path: &'static str,
     api_key: Option<String>,
     /// As [`CONNECT_TIMEOUT`].
     pub(super) connect_timeout: Duration,
@@ -66,7 +66,7 @@ pub enum Error {
 
 impl Connections {
     /// `url`: `unix:/PATH` or `http://HOST:PORT`.
-    pub fn new(engine: Engine, url: &str, api_key: Option<String>) -> anyhow::Result<Self> {
+    pub fn new(label_path: &'static str, url: &str, api_key: Option<String>) -> anyhow::Result<Self> {
         let address = match (url.strip_prefix("unix:"), url.strip_prefix("http://")) {
             (Some(path), _) => Address::Socket(path.into()),
             (_, Some(host)) => Address::Tcp(host.trim_end_matches('/').to_owned()),
@@ -76,7 +76,7 @@ impl Connections {
         };
         Ok(Connections {
             address,
-            engine,
+            label_path,
             api_key,
             connect_timeout: CONNECT_TIMEOUT,
             idle: Mutex::default(),
@@ -155,10 +155,10 @@ impl Connections {
         struct Info {
             weight_version: String,
         }
-        let request = Request::get(self.engine.label_path()).body(Body::empty());
+        let request = Request::get(self.label_path).body(Body::empty());
         let answer = self.send(connection, request.context("make a request")?).await?;
         let status = answer.status();
-        ensure!(status.is_success(), "{} answered {status}", self.engine.label_path());
+        ensure!(status.is_success(), "{} answered {status}", self.label_path);
         let body = Limited::new(answer.into_body(), LABEL_BYTES_MAX).collect().await;
         let body = body
             .map_err(|error| anyhow::anyhow!("read the answer: {error}"))?
