@@ -382,10 +382,10 @@ async fn assignments_of_a_revoked_key_keep_their_versions_and_do_not_stop_gc() {
     assert!(report.is_healthy(), "{report:?}");
 }
 
-/// Every fourth step, or as `SPRINGTIDE_GC_EVERY` says.
+/// Every eighth step, or as `SPRINGTIDE_GC_EVERY` says.
 #[tokio::test]
 async fn gc_killed_at_any_step_loses_nothing_and_the_next_run_finishes() {
-    let every: usize = std::env::var("SPRINGTIDE_GC_EVERY").map_or(4, |every| every.parse().unwrap());
+    let every: usize = std::env::var("SPRINGTIDE_GC_EVERY").map_or(8, |every| every.parse().unwrap());
     let mut killed = 0;
     for (skip, moves) in [(0, Moves::AtOnce), (1, Moves::ByCopy), (2, Moves::SmallByCopy)] {
         // The scene is created once and copied for every kill.
