@@ -2,6 +2,7 @@
 # and our kernels alone; the demo's model and a Llama of 88M. 15 minutes, and 10 once to build llama.cpp; downloads vLLM,
 # 3 GB. SERVERS='ours vllm llama transformers' ARGS='--streams 16'
 need stack vllm
+packages curl
 cargo build --locked --release --package springtide --package bench --bin springtide --bin bench-serving
 tools/serving-others.sh .springtide/serving-others "$vllm"
 "$(dirname "$vllm")/python" tools/random_llama.py $model .springtide/llama-88m

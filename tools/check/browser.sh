@@ -1,6 +1,6 @@
 # Every page of control in headless Chromium: by keyboard, phone size, dark, axe. npm, 20 MB; needs Node.js 20.
 # SHOTS=docs/images takes screenshots
 need stack
-packages chromium node npm
+packages chromium curl node npm
 # shellcheck disable=SC2086 # no argument if there is no folder
 on_stack tools/browser-test.sh "$springtide" "$(psql)" ${SHOTS:-}
