@@ -2,8 +2,8 @@
 # work again when run twice. `make bench`, `make chaos`, `make check`, `make fuzz` and `make model` list what else there is.
 
 .DEFAULT_GOAL := help
-.PHONY: help up test bench chaos check fuzz model demo golden sqlx docs diagrams lint release setup libtorch nvrtc stack build \
-	test-build check-tree size deny python-test vllm sglang world-image check-path
+.PHONY: help up test bench chaos check fuzz model demo golden sqlx docs diagrams lint release dist setup libtorch nvrtc stack build \
+	test-deploy test-chart test-build check-tree size deny python-test vllm sglang world-image check-path
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SPRINGTIDE := $(TARGET)/debug/springtide
@@ -65,6 +65,15 @@ build: libtorch ## build both programs for development
 
 release: libtorch ## build both programs for shipping, into target/release
 	cargo build --locked --release --package springtide --package springtide-trainer
+
+dist: libtorch ## build what a release ships into target/dist: archives, the wheel, SBOMs, checksums; SIGN_KEY=FILE signs them (docs/deploy.md)
+	tools/dist.sh $(TARGET)/dist
+
+test-deploy: stack ## the images and deploy/compose.yaml on a real Docker engine, after `make dist` (needs Docker, or root with docker.io and Go)
+	tools/test-deploy.sh
+
+test-chart: stack ## the chart on a real Kubernetes of one node, after `make test-deploy` (needs root, Docker, Go; builds Kubernetes, 10 minutes)
+	tools/test-chart.sh
 
 stack: build ## download Postgres, Kafka and, if need be, a Java into .stack
 	$(SPRINGTIDE) stack fetch

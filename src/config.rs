@@ -9,6 +9,7 @@ mod tests;
 mod tls;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ impl Format for Toml {
 /// The file that is read if `--config` is not given and the file exists.
 const DEFAULT_FILE: &str = "springtide.toml";
 const ENV_PREFIX: &str = "SPRINGTIDE__";
+/// Variables that name a file which holds the value: secrets are mounted as files.
+const ENV_FILE_PREFIX: &str = "SPRINGTIDE_FILE__";
 
 edge::options! {
     /// The configuration: defaults, overridden by the file, overridden by the environment. Relative
@@ -163,6 +166,16 @@ pub enum Part {
 }
 
 impl Part {
+    pub const ALL: [Self; 7] = [
+        Self::Serve,
+        Self::Ingest,
+        Self::Control,
+        Self::Train,
+        Self::Relay,
+        Self::Follow,
+        Self::World,
+    ];
+
     /// The name of the role.
     pub fn name(self) -> &'static str {
         match self {
@@ -346,15 +359,8 @@ impl ConnectionsMax {
 impl Config {
     /// Reads `file` (default: `springtide.toml` in the current folder) and the environment. Checks
     /// the values and makes paths absolute.
-    pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
-        let config = Self::load_skipping_auth_check(file)?;
-        config.check_auth().context("the configuration is not valid")?;
-        Ok(config)
-    }
-
-    /// Like [`Config::load`], but does not check that API keys are set. For the commands that create
-    /// keys.
-    pub fn load_skipping_auth_check(file: Option<&Path>) -> anyhow::Result<Self> {
+    /// `callers`: the roles of this process that call others, and need an API key for that.
+    pub fn load(file: Option<&Path>, callers: &[Part]) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current folder")?;
         let file = match file {
             Some(file) if !file.is_file() => bail!("--config {}: there is no such file", file.display()),
@@ -366,14 +372,22 @@ impl Config {
             figment = figment.merge(Toml::file_exact(file));
         }
         let mut config = Self::with_environment(figment)?;
-        config.check().context("the configuration is not valid")?;
+        let checked = config.check().and_then(|()| config.check_auth(callers));
+        checked.context("the configuration is not valid")?;
         let config_dir = file.as_deref().and_then(Path::parent).unwrap_or(&here);
         config.resolve(config_dir);
         Ok(config)
     }
 
     fn with_environment(figment: Figment) -> anyhow::Result<Self> {
-        Self::complete(&figment.merge(Env::prefixed(ENV_PREFIX).split("__")))
+        let mut figment = figment.merge(Env::prefixed(ENV_PREFIX).split("__"));
+        for (key, file) in Env::prefixed(ENV_FILE_PREFIX).split("__").iter() {
+            let text = fs::read_to_string(&file).with_context(|| {
+                format!("read the value of {key} from the file {file}, which {ENV_FILE_PREFIX}… names")
+            })?;
+            figment = figment.merge((key.as_str(), text.trim()));
+        }
+        Self::complete(&figment)
     }
 
     /// Reads what was set. A configuration that learns from `champion` and names no arms gets the
@@ -418,6 +432,7 @@ impl Config {
         for path in [
             &mut self.policy.keys,
             &mut self.kafka.librdkafka_file,
+            &mut self.serve.sampler_key,
             &mut self.follow.dir,
         ] {
             *path = path.take().map(|path| config_dir.join(path));

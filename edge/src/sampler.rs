@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -46,8 +46,10 @@ impl SamplerKey {
                 "look at {path} (a replica makes its key when it starts, `springtide sampler new-key` makes others)"
             )
         })?;
+        // Kubernetes gives a secret to a group: then root owns it, and the group may read it.
+        let group_may_read = if metadata.uid() == 0 { 0o040 } else { 0 };
         ensure!(
-            metadata.permissions().mode() & 0o077 == 0,
+            metadata.permissions().mode() & 0o077 & !group_may_read == 0,
             "{}: others can read this sampler key: set its mode to 0600",
             path.display()
         );

@@ -88,6 +88,9 @@ edge::options! {
         /// API key for the control role, if it requires one. Never printed.
         #[serde(skip_serializing)]
         pub api_key: Option<String> = None,
+        /// File of the private key that signs this replica's generations. Default: `sampler.key` in
+        /// `state_dir`, which the replica makes.
+        pub sampler_key: Option<PathBuf> = None,
         /// Engines that answer instead of our own.
         pub remote: remote::Options,
         /// What rollouts and evaluations may use.
@@ -98,7 +101,8 @@ edge::options! {
 impl Options {
     /// The file of the replica's sampler key, which signs its generations.
     pub fn sampler_key_path(&self) -> PathBuf {
-        self.state_dir.join("sampler.key")
+        let default_file = || self.state_dir.join("sampler.key");
+        self.sampler_key.clone().unwrap_or_else(default_file)
     }
 
     /// Checks all values. The error names the first invalid one.

@@ -9,6 +9,7 @@ mod dataset;
 mod demo;
 mod dlq;
 mod follow;
+mod health;
 mod help;
 mod ingest;
 mod key;
@@ -20,6 +21,7 @@ mod release;
 mod reward;
 mod run;
 mod sampler;
+mod secrets;
 mod serve;
 mod stack;
 mod tenant;
@@ -38,7 +40,7 @@ use futures::future::BoxFuture;
 use nix::sys::signal::Signal;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, LogFormat, Part};
 use crate::{private, stack as parts, telemetry};
 
 /// How long blocking work may take after a role has ended, before the process exits.
@@ -142,6 +144,16 @@ enum Command {
     /// Run Postgres and Kafka without the roles.
     #[command(subcommand)]
     Stack(stack::Command),
+    /// Make the keys that the roles of a deployment hold, in a folder for each role.
+    ///
+    /// It needs neither network nor database. `springtide migrate --secrets DIR` registers them.
+    ///
+    /// Example: springtide secrets ./secrets --replicas serve-0,serve-1
+    Secrets(secrets::Args),
+    /// Ask a role on this machine whether it is ready. Fails if not.
+    ///
+    /// Example: springtide health serve
+    Health(health::Args),
     /// Bring the database schema up to date.
     ///
     /// `springtide up` does this by itself. With an external Postgres, run it after an upgrade and
@@ -198,11 +210,7 @@ impl Cli {
         if self.command.keeps_state() {
             private::set_umask();
         }
-        let load = match self.command.needs_keys() {
-            true => Config::load,
-            false => Config::load_skipping_auth_check,
-        };
-        let mut config = load(self.config.as_deref())?;
+        let mut config = Config::load(self.config.as_deref(), self.command.callers())?;
         if let Some(format) = self.log {
             config.telemetry.format = format;
         }
@@ -247,15 +255,13 @@ impl Cli {
 }
 
 impl Command {
-    /// Whether the configuration must hold the API keys that roles call each other with.
-    fn needs_keys(&self) -> bool {
+    /// The roles of this process that call others. The configuration must hold their API keys.
+    fn callers(&self) -> &'static [Part] {
         match self {
-            // They make the keys, or come before them.
-            Self::Key(_) | Self::Audit(_) | Self::Sampler(_) | Self::Tenant(_) | Self::Migrate(_) => false,
-            // They need no role of this configuration.
-            Self::Relay(_) | Self::Follow(_) | Self::World(_) => false,
-            Self::Ingest(args) => args.spool.is_none(),
-            _ => true,
+            Self::Up(_) => &[Part::Serve, Part::Train],
+            Self::Serve(_) => &[Part::Serve],
+            Self::Train(train::Args { command: None }) => &[Part::Train],
+            _ => &[],
         }
     }
 
@@ -311,6 +317,8 @@ impl Command {
             Self::Sampler(command) => command.run(app).await?,
             Self::Tenant(command) => command.run(app).await?,
             Self::Config(command) => command.run(app)?,
+            Self::Secrets(args) => args.run()?,
+            Self::Health(args) => args.run(app).await?,
             Self::Migrate(args) => args.run(app).await?,
         }
         Ok(ExitCode::SUCCESS)

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, bail, ensure};
 use event_log::judge::Endpoint;
 
-use super::Config;
+use super::{Config, Part};
 
 impl Config {
     /// Refuses values that are out of range or cannot work together.
@@ -70,8 +70,8 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the API keys. Commands that run before the keys exist skip this.
-    pub fn check_auth(&self) -> anyhow::Result<()> {
+    /// Checks the API keys that `callers` need, the roles of this process that call others.
+    pub fn check_auth(&self, callers: &[Part]) -> anyhow::Result<()> {
         let listen = &self.listen;
         for address in [listen.serve, listen.ingest, listen.control, listen.train] {
             edge::bind::check(address, self.auth.required)?;
@@ -79,12 +79,12 @@ impl Config {
         if self.auth.required {
             let replica = format!("replica --replica {}", self.serve.replica);
             // The least that each needs: serve reports to control, the trainer requests rollouts.
-            for (field, key, scope) in [
-                ("serve.api_key", &self.serve.api_key, replica.as_str()),
-                ("trainer.api_key", &self.trainer.api_key, "completions"),
+            for (caller, field, key, scope) in [
+                (Part::Serve, "serve.api_key", &self.serve.api_key, replica.as_str()),
+                (Part::Train, "trainer.api_key", &self.trainer.api_key, "completions"),
             ] {
                 ensure!(
-                    key.is_some(),
+                    key.is_some() || !callers.contains(&caller),
                     "auth.required is true but {field} is not set, so that role could not call the others: \
                      make a key with `springtide key create --scope {scope}` while Postgres runs, and set it"
                 );
@@ -159,7 +159,7 @@ mod tests {
         change(&mut config);
         config
             .check()
-            .and_then(|()| config.check_auth())
+            .and_then(|()| config.check_auth(&[Part::Serve, Part::Train]))
             .unwrap_err()
             .to_string()
     }
@@ -167,7 +167,10 @@ mod tests {
     #[test]
     fn the_defaults_are_accepted() {
         Config::default().check().unwrap();
-        Config::default().check_auth().unwrap();
+        Config::default().check_auth(&[Part::Serve, Part::Train]).unwrap();
+        let mut open = Config::default();
+        open.auth.required = true;
+        open.check_auth(&[]).unwrap(); // a role that calls no other needs no key
     }
 
     #[test]

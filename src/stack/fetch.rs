@@ -101,7 +101,7 @@ impl Cache {
             pip.arg(format!("--platform={tag}_{}", std::env::consts::ARCH));
         }
         pip.arg("--dest").arg(download.path()).arg("--requirement").arg(&list);
-        exec::output(&mut pip, "python3 with pip: run tools/setup.sh")?;
+        exec::output(&mut pip, "python3 with pip: install python3-pip (`make setup` does)")?;
         let wheel = fs::read_dir(download.path())
             .context("list download")?
             .filter_map(Result::ok)
@@ -110,7 +110,7 @@ impl Cache {
             .context("pip left no wheel")?;
         let mut unzip = Command::new(&python);
         unzip.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(into);
-        exec::output(&mut unzip, "python3: run tools/setup.sh").map(drop)
+        exec::output(&mut unzip, "python3: install it (`make setup` does)").map(drop)
     }
 
     /// `tools/setup.sh` makes a virtual environment where the system's Python has no pip.
@@ -146,7 +146,10 @@ fn kafka(cache: &Cache, java: &Path) -> anyhow::Result<PathBuf> {
         if let Some(home) = java.ancestors().nth(2).filter(|home| home.is_absolute()) {
             maven.env("JAVA_HOME", home); // it may not be on the path
         }
-        exec::output(&mut maven, "Maven: run tools/setup.sh, or give kafka.brokers")?;
+        exec::output(
+            &mut maven,
+            "Maven: install maven (`make setup` does), or give kafka.brokers",
+        )?;
         check_jars(fresh, KAFKA_JARS)
     })?;
     if exec::server_user().is_some() {

@@ -325,6 +325,13 @@ async fn texts_and_keys_are_found_only_in_tables_and_in_the_log() {
     for role in ["springtide-serve", "springtide-ingest", "springtide-control"] {
         assert!(seen.contains(role), "no spans of {role}");
     }
+    for attribute in [
+        "gen_ai.request.model",
+        "gen_ai.usage.output_tokens",
+        "gen_ai.response.finish_reasons",
+    ] {
+        assert!(seen.contains(attribute), "no span has {attribute}");
+    }
     secrets.assert_absent("a span", &spans);
     secrets.assert_absent("a metric", metrics.as_bytes());
     secrets.assert_absent("an answer to another caller", &answers);

@@ -2,7 +2,7 @@
 //! route is tried without a key, with an unknown one, and with a key of every scope and role. What
 //! the roles did must equal what their documents say, and the table in tests/scopes.txt.
 //!
-//! After a change of routes: `SPRINGTIDE_WRITE_DOCS=1 cargo test --test it scopes`.
+//! After a change of routes: `SPRINGTIDE_WRITE_DOCS=1 cargo test --workspace --test operations scopes`.
 
 use std::fmt::Write;
 use std::time::Duration;

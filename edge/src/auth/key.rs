@@ -16,11 +16,14 @@ use super::scope::{Role, Scopes};
 use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
 
-const SECRET_PREFIX: &str = "spring_";
+/// What every secret begins with.
+pub const SECRET_PREFIX: &str = "spring_";
 /// The role of keys whose scopes are listed one by one.
 const CUSTOM: &str = "custom";
 /// Keys that are neither revoked nor expired. Every process holds them in memory.
 const KEYS_MAX: i64 = 100_000;
+/// Random bytes of a secret; it has two hexadecimal digits for each.
+const SECRET_BYTES: usize = 32;
 
 /// What a new key may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,14 +114,57 @@ impl Listed {
 /// Makes a key, and its tenant if that is new.
 pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &str) -> anyhow::Result<Created> {
     let mut transaction = crate::database::begin(pool).await.context("begin")?;
-    ensure_tenant(&mut transaction, key.tenant, actor, "for its first key", reason).await?;
-    let created = insert(&mut transaction, key, None, actor.name).await?;
-    let row = audited_key(&mut transaction, created.id).await?;
-    row.append(&mut transaction, actor, "key.create", &describe(key), reason)
-        .await
-        .context("append to the audit")?;
+    let created = create_within(&mut transaction, key, new_secret()?, actor, reason).await?;
     transaction.commit().await.context("commit")?;
     Ok(created)
+}
+
+/// Makes a key whose secret somebody chose. Repeating it changes nothing.
+pub async fn register(
+    pool: &PgPool,
+    secret: &str,
+    key: &NewKey<'_>,
+    actor: Actor<'_>,
+    reason: &str,
+) -> anyhow::Result<()> {
+    let digits = secret.strip_prefix(SECRET_PREFIX).unwrap_or_default();
+    ensure!(
+        digits.len() == 2 * SECRET_BYTES && digits.bytes().all(|digit| digit.is_ascii_hexdigit()),
+        "it is no API key: {SECRET_PREFIX} and {} hexadecimal digits",
+        2 * SECRET_BYTES
+    );
+    if tenant_of(pool, secret).await?.is_some() {
+        return Ok(());
+    }
+    let mut transaction = crate::database::begin(pool).await.context("begin")?;
+    create_within(&mut transaction, key, secret.to_owned(), actor, reason)
+        .await
+        .context("a key that was revoked cannot be registered again")?;
+    transaction.commit().await.context("commit")
+}
+
+async fn create_within(
+    connection: &mut PgConnection,
+    key: &NewKey<'_>,
+    secret: String,
+    actor: Actor<'_>,
+    reason: &str,
+) -> anyhow::Result<Created> {
+    ensure_tenant(connection, key.tenant, actor, "for its first key", reason).await?;
+    let created = insert(connection, key, secret, None, actor.name).await?;
+    let row = audited_key(connection, created.id).await?;
+    row.append(connection, actor, "key.create", &describe(key), reason)
+        .await
+        .context("append to the audit")?;
+    Ok(created)
+}
+
+fn new_secret() -> anyhow::Result<String> {
+    let mut random = [0_u8; SECRET_BYTES];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut random)
+        .context("draw random bytes")?;
+    Ok(format!("{SECRET_PREFIX}{}", hex::encode(random)))
 }
 
 /// Replaces a key by a new one that may do the same. The old one expires after `overlap`, so that
@@ -157,7 +203,7 @@ pub async fn rotate(
         replica: old.replica.as_deref(),
         requests_per_second: per_second(old.requests_per_second),
     };
-    let created = insert(&mut transaction, &new, Some(old.lineage), actor.name).await?;
+    let created = insert(&mut transaction, &new, new_secret()?, Some(old.lineage), actor.name).await?;
     let until = old.expires_at.map_or(old.now + overlap, |at| at.min(old.now + overlap));
     sqlx::query!("update api_key set expires_at = $2 where id = $1", id, until)
         .execute(&mut *transaction)
@@ -302,6 +348,7 @@ pub async fn tenant_of(pool: &PgPool, secret: &str) -> anyhow::Result<Option<Str
 async fn insert(
     connection: &mut PgConnection,
     key: &NewKey<'_>,
+    secret: String,
     lineage: Option<Uuid>,
     created_by: &str,
 ) -> anyhow::Result<Created> {
@@ -323,11 +370,6 @@ async fn insert(
         valid < KEYS_MAX,
         "there are {valid} valid keys, and every role holds all of them in memory: revoke unused ones"
     );
-    let mut random = [0_u8; 32];
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut random)
-        .context("draw random bytes")?;
-    let secret = format!("{SECRET_PREFIX}{}", hex::encode(random));
     let digest = digest(&secret);
     let requests_per_second = stored(key.requests_per_second)?;
     let (role, scopes) = match key.grant {

@@ -198,9 +198,11 @@ impl SigningKey {
     fn load(path: &Path) -> Result<Self, Error> {
         #[cfg(unix)]
         {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = fs::metadata(path).map_err(io("read", path))?.permissions().mode();
-            if mode & 0o077 != 0 {
+            use std::os::unix::fs::{MetadataExt, PermissionsExt};
+            let metadata = fs::metadata(path).map_err(io("read", path))?;
+            // Kubernetes gives a secret to a group: then root owns it, and the group may read it.
+            let group_may_read = if metadata.uid() == 0 { 0o040 } else { 0 };
+            if metadata.permissions().mode() & 0o077 & !group_may_read != 0 {
                 return Err(key_error(path, "others can read it: set its mode to 0600"));
             }
         }

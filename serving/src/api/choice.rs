@@ -200,6 +200,42 @@ impl ChoiceTask {
     /// caller left before anything was logged. What a user was not answered in time, or the engine failed,
     /// is logged with the tokens that it has, perhaps none: it is evidence about the version.
     pub async fn run(
+        self,
+        canceled: &CancellationToken,
+        frames: Option<&mut FrameSender>,
+    ) -> Result<Option<FinishedChoice>, Problem> {
+        let span = self.span();
+        let result = self.sample_and_log(canceled, frames).instrument(span.clone()).await;
+        if let Ok(Some(finished)) = &result {
+            span.record("gen_ai.response.id", tracing::field::display(finished.id));
+            span.record("gen_ai.usage.output_tokens", finished.tokens.len());
+            span.record("gen_ai.response.finish_reasons", finished.reason.as_str());
+        }
+        result
+    }
+
+    /// OpenTelemetry's conventions for generative AI, without any text.
+    fn span(&self) -> tracing::Span {
+        let model = &self.request.model;
+        tracing::info_span!(
+            "gen_ai.choice",
+            otel.name = format!("text_completion {model}"),
+            otel.kind = "internal",
+            gen_ai.operation.name = "text_completion",
+            gen_ai.provider.name = "springtide",
+            gen_ai.request.model = model,
+            gen_ai.request.max_tokens = self.max_tokens,
+            gen_ai.request.temperature = self.params.temperature,
+            gen_ai.response.model = format!("{}@{}", self.api.policy, self.route.version.serial),
+            gen_ai.usage.input_tokens = self.prompt_ids.len(),
+            gen_ai.response.id = tracing::field::Empty,
+            gen_ai.usage.output_tokens = tracing::field::Empty,
+            gen_ai.response.finish_reasons = tracing::field::Empty,
+            springtide.arm = self.route.arm,
+        )
+    }
+
+    async fn sample_and_log(
         mut self,
         canceled: &CancellationToken,
         mut frames: Option<&mut FrameSender>,

@@ -15,7 +15,7 @@
 //!
 //! The weight of a decline multiplies its advantage ([`weight`]). The weight of a suppressed
 //! completion needs no code: the logged μ is π̃, so the ratio of `reinforce_is` is
-//! ρ_t = π/μ = 1 − π_t(d). It is at most 1, so the cap never truncates it. The loss applies these
+//! ρ_t = π/μ = 1 − π_t(d). It is at most 1, so a cap of 1 or more never truncates it. The loss applies these
 //! ratios per token instead of their product. For a policy that declines only at its first token,
 //! that token has its exact weight, and later tokens count 1 instead of 1 − π_1(d). `ppo_clip` and
 //! `gspo` multiply by the same weights, and clip only how far the policy has moved since.

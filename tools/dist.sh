@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds what a release ships into DIR (default target/dist): the archives of both programs, the wheel with the program
+# springtide, SBOMs (CycloneDX) and SHA256SUMS. For x86-64 Linux with the glibc of this machine, or a newer one.
+# SIGN_KEY=FILE, an SSH key, signs SHA256SUMS:
+#   ssh-keygen -Y verify -f allowed_signers -I release -n springtide -s SHA256SUMS.sig < SHA256SUMS
+# Usage: dist.sh [DIR]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+out=$(realpath -m "${1:-target/dist}")
+tools/setup.sh patchelf
+rm -rf "$out"
+mkdir -p "$out/state" # an empty folder, for the image
+SPRINGTIDE_COMMIT=${SPRINGTIDE_COMMIT:-$(git rev-parse --short=12 HEAD)}
+export SPRINGTIDE_COMMIT
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+cargo build --locked --release --package springtide --package springtide-trainer
+version=$("$target/release/springtide" --version | awk '{ print $2 }')
+
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+# Archives of the same commit and machine are equal.
+pack() { # pack FILE FOLDER: FOLDER/springtide is what the archive holds
+  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$2" -c springtide | gzip -n -9 >"$1"
+}
+base=$tree/base/springtide trainer=$tree/trainer/springtide
+mkdir -p "$base/bin" "$base/share" "$trainer/bin" "$trainer/lib"
+cp LICENSE-* CHANGELOG.md "$base"
+cp -r springtide.toml demo/*.toml demo/models deploy examples "$base/share"
+mkdir "$base/share/demo"
+mv "$base"/share/{completion,canary,session}.toml "$base/share/models" "$base/share/demo"
+# The build's RUNPATH points into the source tree.
+strip -o "$base/bin/springtide" "$target/release/springtide"
+patchelf --remove-rpath "$base/bin/springtide"
+strip -o "$trainer/bin/springtide-trainer" "$target/release/springtide-trainer"
+patchelf --set-rpath '$ORIGIN/../lib' "$trainer/bin/springtide-trainer"
+libtorch=${LIBTORCH:-.libtorch/torch}/lib
+for library in libtorch_cpu.so libc10.so libgomp.so.1; do cp "$libtorch/$library" "$trainer/lib"; done
+find .libtorch/ -name 'libcudart.so.*' -o -name 'libcupti.so.*' | while read -r library; do cp "$library" "$trainer/lib"; done
+pack "$out/springtide-$version-x86_64-linux.tar.gz" "$tree/base"
+pack "$out/springtide-trainer-$version-x86_64-linux.tar.gz" "$tree/trainer"
+
+# The wheel: maturin takes programs from python/springtide.data/scripts.
+python=$target/python/bin/python
+[ -x "$python" ] || tools/python-test.sh "$target/python" >/dev/null
+mkdir -p python/springtide.data/scripts
+trap 'rm -rf "$tree" python/springtide.data' EXIT
+cp "$base/bin/springtide" python/springtide.data/scripts/
+"$target/python/bin/maturin" build --quiet --locked --release --manifest-path python/Cargo.toml --out "$out" \
+  --interpreter "$python"
+
+# What is in the programs.
+cyclonedx=$target/tools/bin/cargo-cyclonedx
+[ -x "$cyclonedx" ] || cargo install --quiet --locked --root "$target/tools" cargo-cyclonedx@0.5.9
+for program in .:springtide trainer/program:springtide-trainer; do
+  name=${program#*:} manifest=${program%%:*}/Cargo.toml
+  "$cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 --describe binaries --manifest-path "$manifest"
+  mv "${program%%:*}/${name}_bin.cdx.json" "$out/$name-$version.cdx.json"
+  find . -path ./target -prune -o -name '*.cdx.json' -print -delete >/dev/null
+done
+
+(cd "$out" && sha256sum -- *.tar.gz *.whl *.json >SHA256SUMS)
+if [ -n "${SIGN_KEY:-}" ]; then
+  ssh-keygen -q -Y sign -f "$SIGN_KEY" -n springtide "$out/SHA256SUMS"
+else
+  echo "SHA256SUMS is not signed: SIGN_KEY names an SSH key"
+fi
+(cd "$out" && ls -l -- *.tar.gz *.whl *.json SHA256SUMS*)
