@@ -108,7 +108,8 @@ impl Client {
         }
     }
 
-    /// Replaces its weights and names them, and clears its caches. Requests that still run are cut off,
+    /// Replaces its weights, calls them `name`, and clears its caches. A patch leads `from` these weights `to` those,
+    /// by content hash. Requests that still run are cut off,
     /// or go on with the new weights, as `in_flight` says. An error leaves it paused or with unknown
     /// weights: it must not get traffic before the next success.
     pub async fn update(

@@ -136,7 +136,7 @@ impl Options {
         self.native().any(|(_, server)| server.control)
     }
 
-    /// Servers by their engine's own API, which returns token ids. Those of `openai` are none.
+    /// Servers by their engine's own API, which returns token ids. Those of `openai` have none of their own.
     fn native(&self) -> impl Iterator<Item = (&'static str, &Server)> {
         let vllm = self.vllm.iter().map(|server| ("vllm", server));
         vllm.chain(self.sglang.iter().map(|server| ("sglang", server)))
