@@ -87,7 +87,7 @@ impl Sandbox {
     pub async fn run(&self, command: &Command) -> Result<Output, Error> {
         let _turn = self.running.acquire().await; // it is never closed
         let started = Instant::now();
-        let (mut process, status) = self.start(command).await?;
+        let mut process = self.start(command).await?;
         let limits = &command.limits;
         let mut stdout = Kept::new(limits.output_bytes);
         let mut stderr = Kept::new(limits.output_bytes);
@@ -99,7 +99,7 @@ impl Sandbox {
         };
         let ended = match ended.map_err(report)? {
             Stop::Limit(limit) => Ended::Exceeded(limit),
-            Stop::Exit(status_of_bwrap) => match exit_code(status).await {
+            Stop::Exit(status_of_bwrap) => match exit_code(process.status()).await {
                 // For the signal n bwrap says 128 + n, as a program itself may.
                 Some(code) => Ended::Exited(code),
                 None => return Err(Error::Refused(refusal(&stderr.bytes, status_of_bwrap))),
@@ -113,8 +113,8 @@ impl Sandbox {
         })
     }
 
-    /// The process of bwrap, and the end of the pipe on which it reports.
-    async fn start(&self, command: &Command) -> Result<(Process, pipe::Receiver), Error> {
+    /// The process of bwrap.
+    async fn start(&self, command: &Command) -> Result<Process, Error> {
         let start = |source| Error::Start {
             what: "start bubblewrap",
             source,
@@ -137,8 +137,7 @@ impl Sandbox {
             bwrap.uid(NOBODY).gid(NOBODY);
         }
         spawn::inherit_only(&mut bwrap, arguments.descriptors);
-        let process = self.spawner.spawn(bwrap).await.map_err(start)?;
-        Ok((process, status))
+        self.spawner.spawn(bwrap, arguments.child, status).await.map_err(start)
     }
 }
 
@@ -225,7 +224,7 @@ impl Kept {
 }
 
 /// What bwrap says that the program ended with; none where it ran no program.
-async fn exit_code(status: pipe::Receiver) -> Option<i32> {
+async fn exit_code(status: &mut pipe::Receiver) -> Option<i32> {
     #[derive(serde::Deserialize)]
     struct Report {
         #[serde(rename = "exit-code")]

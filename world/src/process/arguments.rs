@@ -27,6 +27,8 @@ pub(super) fn folders(limits: &Limits) -> [(&'static str, u64); 2] {
 pub(super) struct Arguments {
     pub(super) words: Vec<String>,
     pub(super) descriptors: Vec<OwnedFd>,
+    /// A file in memory in which bwrap names its child, before it lets the child run.
+    pub(super) child: File,
 }
 
 pub(super) fn arguments(command: &Command, filter: &[u8], status: OwnedFd) -> Result<Arguments, Error> {
@@ -84,6 +86,8 @@ pub(super) fn arguments(command: &Command, filter: &[u8], status: OwnedFd) -> Re
     options.add(&["--seccomp", &filter]);
     options.add(&["--json-status-fd", &status.as_raw_fd().to_string()]);
     options.descriptors.push(status);
+    let (child, number) = options.file(&[])?;
+    options.add(&["--info-fd", &number]);
 
     // Options travel in a file, so that other users do not read names of files in the list of processes.
     let mut text = options.words.join("\0");
@@ -95,6 +99,7 @@ pub(super) fn arguments(command: &Command, filter: &[u8], status: OwnedFd) -> Re
     Ok(Arguments {
         words,
         descriptors: options.descriptors,
+        child,
     })
 }
 
@@ -132,19 +137,24 @@ impl Options {
 
     /// A file in memory with this content. Returns its descriptor's number, which bwrap inherits.
     fn in_memory(&mut self, content: &[u8]) -> Result<String, Error> {
-        let make = || -> std::io::Result<OwnedFd> {
+        self.file(content).map(|(_, number)| number)
+    }
+
+    /// The same, and the file.
+    fn file(&mut self, content: &[u8]) -> Result<(File, String), Error> {
+        let make = || -> std::io::Result<(File, File)> {
             let mut file = File::from(memfd_create("sandbox", MFdFlags::MFD_CLOEXEC)?);
             file.write_all(content)?;
             file.rewind()?;
-            Ok(file.into())
+            Ok((file.try_clone()?, file))
         };
-        let file = make().map_err(|source| Error::Start {
+        let (file, inherited) = make().map_err(|source| Error::Start {
             what: "make a file in memory",
             source,
         })?;
-        let number = file.as_raw_fd().to_string();
-        self.descriptors.push(file);
-        Ok(number)
+        let number = inherited.as_raw_fd().to_string();
+        self.descriptors.push(inherited.into());
+        Ok((file, number))
     }
 }
 

@@ -2,12 +2,15 @@
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc;
 use std::time::Duration;
+use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -20,6 +23,8 @@ pub(super) struct Spawner(mpsc::Sender<Request>);
 #[derive(Debug)]
 struct Request {
     command: Command,
+    sandbox: File,
+    status: pipe::Receiver,
     runtime: Handle,
     reply: oneshot::Sender<io::Result<Process>>,
 }
@@ -33,18 +38,25 @@ impl Spawner {
                 let _runtime = request.runtime.enter();
                 request.command.process_group(0).kill_on_drop(true);
                 // Where nobody waits any more, the process is dropped, which ends it.
-                let _ = request.reply.send(request.command.spawn().map(Process));
+                let _ = request.reply.send(request.command.spawn().map(|bwrap| Process {
+                    bwrap,
+                    sandbox: request.sandbox,
+                    status: request.status,
+                }));
             }
         })?;
         Ok(Spawner(sender))
     }
 
-    pub(super) async fn spawn(&self, command: Command) -> io::Result<Process> {
+    /// `sandbox`: the file in which bwrap names its child. `status`: where it reports.
+    pub(super) async fn spawn(&self, command: Command, sandbox: File, status: pipe::Receiver) -> io::Result<Process> {
         let (reply, child) = oneshot::channel();
         let gone = || io::Error::other("the thread that starts sandboxes has ended");
         let runtime = Handle::current();
         let request = Request {
             command,
+            sandbox,
+            status,
             runtime,
             reply,
         };
@@ -55,25 +67,51 @@ impl Spawner {
 
 /// bwrap. Its child is the first process of the sandbox: where that ends, the kernel ends all others.
 #[derive(Debug)]
-pub(super) struct Process(Child);
+pub(super) struct Process {
+    bwrap: Child,
+    sandbox: File,
+    /// It must outlive bwrap: an end without a reader ends bwrap, and leaves a child that waits for it for ever.
+    status: pipe::Receiver,
+}
 
 impl Process {
     pub(super) fn child(&mut self) -> &mut Child {
-        &mut self.0
+        &mut self.bwrap
     }
 
-    fn kill(&self) {
-        // bwrap's child is in its process group until it has asked the kernel to end with bwrap.
-        let group = self.0.id().and_then(|pid| i32::try_from(pid).ok());
-        if let Some(group) = group {
-            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL); // it may have ended
+    /// The first process of the sandbox, once bwrap has named it. Before that it waits, in bwrap's process group.
+    fn first(&self) -> Option<Pid> {
+        #[derive(serde::Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Info {
+            child_pid: i32,
         }
+        let mut text = [0; 512];
+        let length = self.sandbox.read_at(&mut text, 0).ok()?;
+        let info: Info = serde_json::from_slice(&text[..length]).ok()?;
+        Some(Pid::from_raw(info.child_pid))
+    }
+
+    fn kill(&mut self) {
+        // Once bwrap has ended, another process may have a number that was its child's.
+        let Ok(None) = self.bwrap.try_wait() else { return };
+        // It leaves the process group a moment before it asks the kernel to end with bwrap.
+        if let Some(first) = self.first() {
+            let _ = kill(first, Signal::SIGKILL); // both may have ended
+        }
+        if let Some(group) = self.bwrap.id().and_then(|pid| i32::try_from(pid).ok()) {
+            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        }
+    }
+
+    pub(super) fn status(&mut self) -> &mut pipe::Receiver {
+        &mut self.status
     }
 
     /// Kills it if it has not ended. Where the kernel holds it for longer, tokio waits in the background.
     pub(super) async fn end(&mut self, patience: Duration) {
         self.kill();
-        let _ = tokio::time::timeout(patience, self.0.wait()).await;
+        let _ = tokio::time::timeout(patience, self.bwrap.wait()).await;
     }
 }
 

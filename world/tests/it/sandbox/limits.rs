@@ -238,3 +238,16 @@ async fn a_run_that_nobody_waits_for_any_more_ends() {
     }
     none_left(&marker).await;
 }
+
+/// bwrap starts several processes one after the other, and each moment of that may be the last.
+#[tokio::test]
+async fn runs_that_are_dropped_at_any_moment_end() {
+    let marker = format!("marker-{}-any-moment", std::process::id());
+    let source = format!("import time; time.sleep(1e6) # {marker}");
+    for moment in 0..100 {
+        let run = run(&source, patient());
+        let dropped = tokio::time::timeout(Duration::from_micros(300 * moment), run).await;
+        assert!(dropped.is_err(), "{dropped:?}");
+    }
+    none_left(&marker).await;
+}
