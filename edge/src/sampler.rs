@@ -377,6 +377,10 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        // Only root gives a file to a group.
+        let is_roots = fs::metadata(&path).unwrap().uid() == 0;
+        assert_eq!(SamplerKey::load_or_create(&path).is_ok(), is_roots);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         let error = SamplerKey::load_or_create(&path).unwrap_err().to_string();
         assert!(error.contains("0600"), "{error}");
         fs::write(&path, "not a key").unwrap();

