@@ -12,7 +12,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Run it",
         &[
-            "up", "serve", "follow", "ingest", "control", "train", "relay", "world", "demo",
+            "up", "serve", "follow", "ingest", "control", "train", "relay", "world", "demo", "health",
         ],
     ),
     ("Release", &["release", "canary", "policy"]),
@@ -20,7 +20,9 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Data", &["dlq", "reward"]),
     (
         "Set up",
-        &["config", "key", "tenant", "audit", "sampler", "migrate", "stack"],
+        &[
+            "secrets", "config", "key", "tenant", "audit", "sampler", "migrate", "stack",
+        ],
     ),
 ];
 
