@@ -24,7 +24,7 @@ seccompProfile: { type: RuntimeDefault }
 
 {{- define "springtide.store" -}}
 - name: SPRINGTIDE__POLICY__STORE
-  value: {{ .Values.relaySpec.enabled | ternary (printf "http://%s-relay:8004" .Release.Name) .Values.store.url | quote }}
+  value: {{ .Values.relaySpec.enabled | ternary (printf "%s://%s-relay:8004" (empty .Values.tls.secretName | ternary "http" "https") .Release.Name) .Values.store.url | quote }}
 {{- if .Values.relaySpec.enabled }}
 - { name: SPRINGTIDE__POLICY__STORE_API_KEY, valueFrom: { secretKeyRef: { name: {{ .Values.secrets.prefix }}-follow, key: caller-key } } }
 {{- end }}
@@ -38,7 +38,7 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 args: [--config, /etc/springtide/springtide.toml, {{ .role }}]
 ports: [{ name: http, containerPort: {{ .port }} }]
 securityContext: {{- include "springtide.security" . | nindent 2 }}
-readinessProbe: { httpGet: { path: /health, port: http, scheme: {{ .root.Values.tls.secretName | ternary "HTTPS" "HTTP" }} }, periodSeconds: 3, failureThreshold: 2 }
+readinessProbe: { httpGet: { path: /health, port: http, scheme: {{ empty .root.Values.tls.secretName | ternary "HTTP" "HTTPS" }} }, periodSeconds: 3, failureThreshold: 2 }
 livenessProbe: { tcpSocket: { port: http }, initialDelaySeconds: 60, periodSeconds: 10, failureThreshold: 6 }
 resources: {{- toYaml .spec.resources | nindent 2 }}
 envFrom: [{ secretRef: { name: {{ .root.Values.store.secretName }} } }]
@@ -115,7 +115,7 @@ spec:
   {{- if not (and .spec.autoscaling .spec.autoscaling.enabled) }}
   replicas: {{ .spec.replicaCount | default 1 }}
   {{- end }}
-  selector: { matchLabels: {{- include "springtide.labels" . | nindent 6 }} }
+  selector: { matchLabels: {{ include "springtide.labels" . | fromYaml | toJson }} }
   {{- if $stateful }}
   serviceName: {{ .root.Release.Name }}-{{ .role }}
   podManagementPolicy: Parallel
@@ -131,6 +131,7 @@ spec:
     spec:
       terminationGracePeriodSeconds: 45
       automountServiceAccountToken: false
+      enableServiceLinks: false
       securityContext: {{- include "springtide.podSecurity" . | nindent 8 }}
       {{- with .root.Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
@@ -145,7 +146,7 @@ spec:
         - maxSkew: 1
           topologyKey: kubernetes.io/hostname
           whenUnsatisfiable: ScheduleAnyway
-          labelSelector: { matchLabels: {{- include "springtide.labels" . | nindent 14 }} }
+          labelSelector: { matchLabels: {{ include "springtide.labels" . | fromYaml | toJson }} }
       containers:
         - {{- include "springtide.container" . | nindent 10 }}
       volumes:
@@ -177,7 +178,7 @@ kind: PodDisruptionBudget
 metadata: { name: {{ .root.Release.Name }}-{{ .role }} }
 spec:
   maxUnavailable: 1
-  selector: { matchLabels: {{- include "springtide.labels" . | nindent 6 }} }
+  selector: { matchLabels: {{ include "springtide.labels" . | fromYaml | toJson }} }
 {{- end }}
 {{- if .root.Values.serviceMonitor.enabled }}
 ---
@@ -188,11 +189,11 @@ metadata:
   labels: {{- include "springtide.labels" . | nindent 4 }}
 spec:
   jobLabel: app.kubernetes.io/name
-  selector: { matchLabels: {{- include "springtide.labels" . | nindent 6 }} }
+  selector: { matchLabels: {{ include "springtide.labels" . | fromYaml | toJson }} }
   endpoints:
     - port: http
       interval: {{ .root.Values.serviceMonitor.interval }}
-      scheme: {{ .root.Values.tls.secretName | ternary "https" "http" }}
+      scheme: {{ empty .root.Values.tls.secretName | ternary "http" "https" }}
       authorization: { credentials: { name: {{ .root.Values.secrets.prefix }}-prometheus, key: api-key } }
 {{- end }}
 {{- end }}
