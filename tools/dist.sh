@@ -30,6 +30,11 @@ cp LICENSE-* CHANGELOG.md "$base"
 cp -r springtide.toml demo/*.toml demo/models deploy examples "$base/share"
 mkdir "$base/share/demo"
 mv "$base"/share/{completion,canary,session}.toml "$base/share/models" "$base/share/demo"
+# The code that the demo replays, with the licenses of its crates.
+"$target/release/springtide" corpus export --out "$base/share/demo/corpus"
+for crate in "$base/share/demo/corpus"/*; do
+  cp "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"${crate##*/}"/{LICENSE*,COPYING*,Cargo.toml} "$crate" 2>/dev/null || true
+done
 # The build's RUNPATH points into the source tree.
 strip -o "$base/bin/springtide" "$target/release/springtide"
 patchelf --remove-rpath "$base/bin/springtide"
@@ -41,24 +46,22 @@ find .libtorch/ -name 'libcudart.so.*' -o -name 'libcupti.so.*' | while read -r 
 pack "$out/springtide-$version-x86_64-linux.tar.gz" "$tree/base"
 pack "$out/springtide-trainer-$version-x86_64-linux.tar.gz" "$tree/trainer"
 
-# The wheel: maturin takes programs from python/springtide.data/scripts.
+# The wheel: maturin takes programs from python/springtide._artifact.data/scripts.
 python=$target/python/bin/python
 [ -x "$python" ] || tools/python-test.sh "$target/python" >/dev/null
-mkdir -p python/springtide.data/scripts
-trap 'rm -rf "$tree" python/springtide.data' EXIT
-cp "$base/bin/springtide" python/springtide.data/scripts/
+mkdir -p python/springtide._artifact.data/scripts
+trap 'rm -rf "$tree" python/springtide._artifact.data' EXIT
+cp "$base/bin/springtide" python/springtide._artifact.data/scripts/
 "$target/python/bin/maturin" build --quiet --locked --release --manifest-path python/Cargo.toml --out "$out" \
   --interpreter "$python"
 
-# What is in the programs.
+# What is in the programs. cargo-cyclonedx writes beside every Cargo.toml.
 cyclonedx=$target/tools/bin/cargo-cyclonedx
 [ -x "$cyclonedx" ] || cargo install --quiet --locked --root "$target/tools" cargo-cyclonedx@0.5.9
-for program in .:springtide trainer/program:springtide-trainer; do
-  name=${program#*:} manifest=${program%%:*}/Cargo.toml
-  "$cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 --describe binaries --manifest-path "$manifest"
-  mv "${program%%:*}/${name}_bin.cdx.json" "$out/$name-$version.cdx.json"
-  find . -path ./target -prune -o -name '*.cdx.json' -print -delete >/dev/null
-done
+"$cyclonedx" cyclonedx --quiet --format json --spec-version 1.5 --describe binaries
+mv springtide_bin.cdx.json "$out/springtide-$version.cdx.json"
+mv trainer/program/springtide-trainer_bin.cdx.json "$out/springtide-trainer-$version.cdx.json"
+git ls-files --others --exclude-standard '*.cdx.json' | xargs rm -f
 
 (cd "$out" && sha256sum -- *.tar.gz *.whl *.json >SHA256SUMS)
 if [ -n "${SIGN_KEY:-}" ]; then

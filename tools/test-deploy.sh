@@ -67,6 +67,6 @@ compose stop serve ingest control train >/dev/null 2>&1
 say "SIGTERM to four roles: ended after $(since "$start"), exit codes $(for role in control ingest serve train; do
   docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq "$role")"; done | tr '\n' ' ')"
 docker compose -f deploy/compose.yaml up --wait --pull never >/dev/null 2>&1
-compose run --rm demo demo --minutes "${MINUTES:-2}" 2>&1 | tail -25 | tee -a "$out"
+compose run --rm demo demo --corpus /opt/springtide/share/demo/corpus --minutes "${MINUTES:-2}" 2>&1 | tail -25 | tee -a "$out"
 compose run --rm --no-deps cli release list | tee -a "$out"
 say "passed"

@@ -11,8 +11,8 @@ mkdir -p "$dir"
 [ -f "$dir/base.tar" ] || tools/containers/root.sh "$dir/base.tar"
 # A shell, for health checks and entry points, and what Java and Postgres load.
 [ -f "$dir/tools.tar" ] || tools/containers/root.sh "$dir/tools.tar" bash busybox-static libtinfo6 openjdk-17-jre-headless libreadline8
-docker import -q "$dir/base.tar" springtide-test-base:1 >/dev/null
-docker import -q "$dir/tools.tar" springtide-test-tools:1 >/dev/null
+docker import "$dir/base.tar" springtide-test-base:1 >/dev/null
+docker import "$dir/tools.tar" springtide-test-tools:1 >/dev/null
 for image in springtide springtide-trainer; do
   docker build -q -f deploy/Containerfile --target "$image" --build-arg BASE=springtide-test-base:1 -t "$image:0.1.0" "$dist" >/dev/null
 done

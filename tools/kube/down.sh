@@ -10,7 +10,7 @@ for process in /proc/[0-9]*; do grep -qs kubepods "$process/cgroup" && kill -9 "
 sleep 1
 grep -E "$dir/|$run/|/run/netns/cni-" /proc/mounts | awk '{ print $2 }' | sort -r | while read -r mount; do umount -l "$mount"; done
 ip netns del springtide 2>/dev/null
-ip netns list | awk '/^cni-/ { print $1 }' | while read -r name; do ip netns del "$name"; done
+ip netns list 2>/dev/null | awk '/^cni-/ { print $1 }' | while read -r name; do ip netns del "$name"; done
 if [ -f "$dir/sysctl" ]; then
   { read -r overcommit; read -r panic; read -r oops; } <"$dir/sysctl"
   sysctl -qw vm.overcommit_memory="$overcommit" kernel.panic="$panic" kernel.panic_on_oops="$oops"

@@ -44,6 +44,7 @@ resources: {{- toYaml .spec.resources | nindent 2 }}
 envFrom: [{ secretRef: { name: {{ .root.Values.store.secretName }} } }]
 env:
   - { name: POD_NAME, valueFrom: { fieldRef: { fieldPath: metadata.name } } }
+  - { name: POD_IP, valueFrom: { fieldRef: { fieldPath: status.podIP } } }
   - { name: SPRINGTIDE__POLICY__KEYS, value: /secrets/{{ eq .role "ingest" | ternary "serve" .role }} }
   {{- if ne .role "relay" }}
   - { name: SPRINGTIDE__POSTGRES__URL, valueFrom: { secretKeyRef: { name: {{ .root.Values.postgres.secretName }}, key: {{ .role }} } } }
@@ -52,6 +53,7 @@ env:
   {{- if eq .role "serve" }}
   {{- include "springtide.store" .root | nindent 2 }}
   - { name: SPRINGTIDE__SERVE__REPLICA, value: $(POD_NAME) }
+  - { name: SPRINGTIDE__SERVE__ADDRESS, value: "{{ empty .root.Values.tls.secretName | ternary "http" "https" }}://$(POD_IP):8000" }
   - { name: SPRINGTIDE__SERVE__SAMPLER_KEY, value: /secrets/serve/$(POD_NAME).sampler-key }
   - { name: SPRINGTIDE__SERVE__API_KEY, valueFrom: { secretKeyRef: { name: {{ .root.Values.secrets.prefix }}-serve, key: api-key } } }
   {{- with include "springtide.engines" .root }}
