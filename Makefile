@@ -89,6 +89,7 @@ check-tree:
 	@tools/floor-plan.sh
 	@python3 tools/check_docs.py
 	@python3 tools/size.py --check
+	@python3 tools/dashboard.py --check
 
 size: ## lines of code by crate, and the ceiling of each (tools/size.txt)
 	@python3 tools/size.py
