@@ -255,10 +255,10 @@ impl Cli {
 }
 
 impl Command {
-    /// The roles of this process that call others. The configuration must hold their API keys.
+    /// The roles of this process that call others, or for `config` all. The configuration must hold their API keys.
     fn callers(&self) -> &'static [Part] {
         match self {
-            Self::Up(_) => &[Part::Serve, Part::Train],
+            Self::Up(_) | Self::Config(_) => &[Part::Serve, Part::Train],
             Self::Serve(_) => &[Part::Serve],
             Self::Train(train::Args { command: None }) => &[Part::Train],
             _ => &[],

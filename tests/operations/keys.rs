@@ -530,7 +530,7 @@ async fn the_secrets_of_a_deployment_are_known_after_a_migration_and_a_second_on
 
     // A value that a file holds wins.
     let file = dir.join("admin/api-key").display().to_string();
-    let mut shown = command(&stack, &["config", "check"]);
+    let mut shown = command(&stack, &["key", "list"]);
     shown.env("SPRINGTIDE_FILE__CLIENT__API_KEY", &file);
     succeed(&mut shown);
     let (success, _, error) = run(shown.env("SPRINGTIDE_FILE__CLIENT__API_KEY", format!("{file}.gone")));
