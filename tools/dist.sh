@@ -13,16 +13,15 @@ rm -rf "$out"
 mkdir -p "$out/state" # an empty folder, for the image
 SPRINGTIDE_COMMIT=${SPRINGTIDE_COMMIT:-$(git rev-parse --short=12 HEAD)}
 export SPRINGTIDE_COMMIT
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
-export SOURCE_DATE_EPOCH
 cargo build --locked --release --package springtide --package springtide-trainer
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) # not before: it would build C libraries again
 version=$("$target/release/springtide" --version | awk '{ print $2 }')
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 # Archives of the same commit and machine are equal.
 pack() { # pack FILE FOLDER: FOLDER/springtide is what the archive holds
-  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$2" -c springtide | gzip -n -9 >"$1"
+  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$2" -c springtide | gzip -n >"$1"
 }
 base=$tree/base/springtide trainer=$tree/trainer/springtide
 mkdir -p "$base/bin" "$base/share" "$trainer/bin" "$trainer/lib"
