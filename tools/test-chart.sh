@@ -38,6 +38,9 @@ relaySpec: { enabled: true }
 ingress: { enabled: true, className: nginx, tlsSecretName: cert }
 ingestSpec: { autoscaling: { enabled: true } }
 tls: { secretName: springtide-tls }
+volumes: [{ name: ca, configMap: { name: ca } }]
+volumeMounts: [{ name: ca, mountPath: /ca }]
+policy: { base: /ca/model }
 servingEngineSpec:
   modelSpec:
     - { name: llama, repository: acme/vllm-springtide, tag: v0.32.0, modelURL: meta-llama/Llama-3.1-8B, replicaCount: 2, requestCPU: 8,

@@ -1,5 +1,5 @@
 {{- define "springtide.image" -}}
-{{ .root.Values.image.registry }}{{ .repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ with .root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "springtide.labels" -}}
@@ -41,7 +41,7 @@ securityContext: {{- include "springtide.security" . | nindent 2 }}
 readinessProbe: { httpGet: { path: /health, port: http, scheme: {{ empty .root.Values.tls.secretName | ternary "HTTP" "HTTPS" }} }, periodSeconds: 3, failureThreshold: 2 }
 livenessProbe: { tcpSocket: { port: http }, initialDelaySeconds: 60, periodSeconds: 10, failureThreshold: 6 }
 resources: {{- toYaml .spec.resources | nindent 2 }}
-envFrom: [{ secretRef: { name: {{ .root.Values.store.secretName }} } }]
+envFrom: [{ secretRef: { name: {{ .root.Values.store.secretName }}, optional: true } }]
 env:
   - { name: POD_NAME, valueFrom: { fieldRef: { fieldPath: metadata.name } } }
   - { name: POD_IP, valueFrom: { fieldRef: { fieldPath: status.podIP } } }
@@ -80,6 +80,9 @@ volumeMounts:
   {{- if .root.Values.tls.secretName }}
   - { name: tls, mountPath: /tls }
   {{- end }}
+  {{- with .root.Values.volumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{- /* The servers that the router passes requests to: every pod of every model. */ -}}
@@ -101,6 +104,9 @@ volumeMounts:
 {{- end }}
 {{- if .root.Values.tls.secretName }}
 - { name: tls, secret: { secretName: {{ .root.Values.tls.secretName }}, defaultMode: 0440 } }
+{{- end }}
+{{- with .root.Values.volumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -135,6 +141,9 @@ spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
       securityContext: {{- include "springtide.podSecurity" . | nindent 8 }}
+      {{- with .root.Values.serviceAccountName }}
+      serviceAccountName: {{ . }}
+      {{- end }}
       {{- with .root.Values.image.pullSecrets }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
