@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what a release ships into DIR (default target/dist): the archives of both programs, the wheel with the program
-# springtide, SBOMs (CycloneDX) and SHA256SUMS. For x86-64 Linux with the glibc of this machine, or a newer one.
+# springtide, SBOMs (CycloneDX) and SHA256SUMS. For x86-64 Linux with glibc 2.35 or newer.
 # SIGN_KEY=FILE, an SSH key, signs SHA256SUMS:
 #   ssh-keygen -Y verify -f allowed_signers -I release -n springtide -s SHA256SUMS.sig < SHA256SUMS
 # Usage: dist.sh [DIR]
@@ -41,7 +41,7 @@ strip -o "$trainer/bin/springtide-trainer" "$target/release/springtide-trainer"
 patchelf --set-rpath '$ORIGIN/../lib' "$trainer/bin/springtide-trainer"
 libtorch=${LIBTORCH:-.libtorch/torch}/lib
 for library in libtorch_cpu.so libc10.so libgomp.so.1; do cp "$libtorch/$library" "$trainer/lib"; done
-find .libtorch/ -name 'libcudart.so.*' -o -name 'libcupti.so.*' | while read -r library; do cp "$library" "$trainer/lib"; done
+find "${LIBTORCH:-.libtorch/torch}/.." -name 'libcudart.so.*' -o -name 'libcupti.so.*' | while read -r library; do cp "$library" "$trainer/lib"; done
 pack "$out/springtide-$version-x86_64-linux.tar.gz" "$tree/base"
 pack "$out/springtide-trainer-$version-x86_64-linux.tar.gz" "$tree/trainer"
 
@@ -52,7 +52,7 @@ mkdir -p python/springtide._artifact.data/scripts
 trap 'rm -rf "$tree" python/springtide._artifact.data' EXIT
 cp "$base/bin/springtide" python/springtide._artifact.data/scripts/
 "$target/python/bin/maturin" build --quiet --locked --release --manifest-path python/Cargo.toml --out "$out" \
-  --interpreter "$python"
+  --interpreter "$python" --compatibility manylinux_2_35 # that of the program
 
 # What is in the programs. cargo-cyclonedx writes beside every Cargo.toml.
 cyclonedx=$target/tools/bin/cargo-cyclonedx

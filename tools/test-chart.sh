@@ -10,6 +10,7 @@ bin=$(realpath -m "${KUBE_BIN:-.stack/kube-bin}") dir=$PWD/.stack/kube out=$PWD/
 mkdir -p target/bench
 : >"$out"
 say() { echo "$*" | tee -a "$out"; }
+fail() { say "failed: $*"; exit 1; }
 seconds() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(seconds)" 'BEGIN { printf "%.1f s", b - a }'; }
 tools/setup.sh containerd runc
@@ -51,14 +52,13 @@ for values in deploy/chart/values.yaml "$temporary/all.yaml"; do
   "$validate" --strict "$temporary/objects.yaml" >/dev/null
 done
 say "objects that fit the schema: $(grep -c '^kind:' "$temporary/objects.yaml")"
-if helm template loop deploy/chart --set routerSpec.replicaCuont=3 >/dev/null 2>&1; then say "a misspelt value was accepted"; exit 1; fi
+if helm template loop deploy/chart --set routerSpec.replicaCuont=3 >/dev/null 2>&1; then fail "a misspelt value was accepted"; fi
 
 docker_start
 mkdir -p "$dir-images"
 for image in springtide:0.1.0 springtide-trainer:0.1.0 springtide-test-kafka:1 springtide-test-postgres:1 springtide-test-s3:1; do
   docker save "$image" -o "$dir-images/${image%%:*}.tar"
 done
-docker tag springtide-test-tools:1 localhost/pause:1
 printf 'FROM springtide-test-tools:1\nENTRYPOINT ["/usr/bin/busybox", "sleep", "infinity"]\n' | docker build -q -t localhost/pause:1 - >/dev/null
 docker save localhost/pause:1 -o "$dir-images/pause.tar"
 docker_stop
@@ -95,7 +95,8 @@ begin() {
   sleep 5
 }
 end() { # end WHAT
-  kill "$load" && wait "$load"
+  kill "$load"
+  wait "$load" || fail "$1: $(tail -3 "$temporary/load.log")"
   unset load
   say "$1: $(tail -1 "$temporary/load.log")"
 }
@@ -111,8 +112,7 @@ end "upgrade ($took) under load"
 begin
 start=$(seconds)
 if helm upgrade loop deploy/chart -n loop -f tools/kube/values.yaml --set image.tag=9.9.9 --wait --timeout 60s --rollback-on-failure >"$temporary/broken" 2>&1; then
-  say "the broken upgrade was not noticed"
-  exit 1
+  fail "the broken upgrade was not noticed"
 fi
 took=$(since "$start")
 say "broken upgrade: $(tail -1 "$temporary/broken" | cut -c1-200)"
@@ -128,13 +128,17 @@ done
 end "a pod of serve, of ingest and of train deleted under load"
 
 ids=$(python3 -c "import json; print(','.join(json.load(open('$temporary/load.json'))['acknowledged']))")
-say "acknowledged answers of the last load: $(tr ',' '\n' <<<"$ids" | wc -l); rows of generation|feedback: $(
-  kubectl -n loop exec postgres -- psql -h /tmp -U springtide -At -c "select (select count(*) from generation where id = any('{$ids}')),
-  (select count(*) from feedback where generation_id = any('{$ids}'))")"
+acknowledged=$(tr ',' '\n' <<<"$ids" | wc -l)
+rows=$(kubectl -n loop exec postgres -- psql -h /tmp -U springtide -At -c "select
+  (select count(*) from generation where id = any('{$ids}')), (select count(*) from feedback where generation_id = any('{$ids}'))")
+say "acknowledged answers of the last load: $acknowledged; rows of generation|feedback: $rows"
+[ "$rows" = "$acknowledged|$acknowledged" ] || fail "acknowledged events are missing or doubled"
 helm rollback loop 1 -n loop --wait --timeout 5m >/dev/null
 start=$(seconds)
 helm uninstall loop -n loop --wait >/dev/null
 kubectl -n loop delete job loop-migrate >/dev/null # Helm leaves its hooks
 kubectl -n loop wait --for=delete pod -l app.kubernetes.io/instance=loop --timeout=90s >/dev/null
-say "uninstall: $(since "$start"); objects left: $(kubectl -n loop get all,pdb,netpol,cm -l app.kubernetes.io/instance=loop -o name | wc -l)"
+left=$(kubectl -n loop get all,pdb,netpol,cm -l app.kubernetes.io/instance=loop -o name | wc -l)
+say "uninstall: $(since "$start"); objects left: $left"
+[ "$left" = 0 ] || fail "objects are left"
 say "passed"

@@ -8,6 +8,7 @@ dist=${DIST:-target/dist} out=target/bench/deploy.txt
 mkdir -p target/bench
 : >"$out"
 say() { echo "$*" | tee -a "$out"; }
+fail() { say "failed: $*"; exit 1; }
 seconds() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(seconds)" 'BEGIN { printf "%.1f s", b - a }'; }
 docker_start
@@ -35,10 +36,12 @@ start=$(seconds)
 docker compose -f deploy/compose.yaml up --wait --pull never --quiet-pull 2>&1 | tail -3
 say "up --wait: $(since "$start")"
 for role in control ingest serve train; do
-  id=$(compose ps -q "$role")
+  id=$(compose ps -q "$role") status=/proc/$(docker inspect -f '{{.State.Pid}}' "$(compose ps -q "$role")")/status
+  [ "$(docker inspect -f '{{.HostConfig.ReadonlyRootfs}}' "$id")" = true ] || fail "$role can write to its root"
+  grep -q '^CapEff:.0*$' "$status" || fail "$role has capabilities"
   say "$role: read-only root $(docker inspect -f '{{.HostConfig.ReadonlyRootfs}}' "$id"), $(
     docker exec "$id" /opt/springtide/bin/springtide --version)," \
-    "$(grep -E 'CapEff|NoNewPrivs' "/proc/$(docker inspect -f '{{.State.Pid}}' "$id")/status" | tr -s '\t\n' '  ')"
+    "$(grep -E 'CapEff|NoNewPrivs' "$status" | tr -s '\t\n' '  ')"
 done
 compose cp secrets:/var/lib/springtide/app/api-key "$temporary/key" >/dev/null 2>&1
 compose run --rm --no-deps cli release list | tee -a "$out"
@@ -49,7 +52,9 @@ sleep 5
 for service in serve ingest control train kafka postgres s3; do
   start=$(seconds)
   compose restart "$service" >/dev/null 2>&1
-  for _ in $(seq 120); do [ "$(docker inspect -f '{{.State.Health.Status}}' "$(compose ps -q "$service")")" = healthy ] && break; sleep 1; done
+  healthy() { [ "$(docker inspect -f '{{.State.Health.Status}}' "$(compose ps -q "$service")")" = healthy ]; }
+  for _ in $(seq 120); do healthy && break; sleep 1; done
+  healthy || fail "$service is not healthy after its restart"
   say "restart of $service under load: healthy after $(since "$start")"
   sleep 3
 done
@@ -60,12 +65,15 @@ sleep 10
 ids=$(python3 -c "import json; print(','.join(json.load(open('$temporary/load.json'))['acknowledged']))")
 rows=$(compose exec -T postgres psql -h /tmp -U springtide -At -c "select
   (select count(*) from generation where id = any('{$ids}')), (select count(*) from feedback where generation_id = any('{$ids}'))")
-say "acknowledged answers: $(tr ',' '\n' <<<"$ids" | wc -l); rows of generation|feedback in Postgres: $rows"
+acknowledged=$(tr ',' '\n' <<<"$ids" | wc -l)
+say "acknowledged answers: $acknowledged; rows of generation|feedback in Postgres: $rows"
+[ "$rows" = "$acknowledged|$acknowledged" ] || fail "acknowledged events are missing or doubled"
 
 start=$(seconds)
 compose stop serve ingest control train >/dev/null 2>&1
-say "SIGTERM to four roles: ended after $(since "$start"), exit codes $(for role in control ingest serve train; do
-  docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq "$role")"; done | tr '\n' ' ')"
+codes=$(for role in control ingest serve train; do docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq "$role")"; done | tr '\n' ' ')
+say "SIGTERM to four roles: ended after $(since "$start"), exit codes $codes"
+[ "$codes" = "0 0 0 0 " ] || fail "a role did not end by itself"
 docker compose -f deploy/compose.yaml up --wait --pull never >/dev/null 2>&1
 compose run --rm demo demo --corpus /opt/springtide/share/demo/corpus --minutes "${MINUTES:-2}" 2>&1 | tail -25 | tee -a "$out"
 compose run --rm --no-deps cli release list | tee -a "$out"

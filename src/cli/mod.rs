@@ -21,7 +21,7 @@ mod release;
 mod reward;
 mod run;
 mod sampler;
-mod secrets;
+pub(crate) mod secrets;
 mod serve;
 mod stack;
 mod tenant;

@@ -54,9 +54,7 @@ impl Args {
         }
         self.signing_keys()?;
         for (folder, _) in api_keys() {
-            write_once(&self.dir.join(folder).join(API_KEY), || {
-                Ok(format!("{}{}", key::SECRET_PREFIX, private::secret()?))
-            })?;
+            write_once(&self.dir.join(folder).join(API_KEY), key::new_secret)?;
         }
         write_once(&self.dir.join("follow/caller-key"), private::secret)?;
         for replica in &self.replicas {
@@ -75,18 +73,15 @@ impl Args {
     /// those who verify.
     fn signing_keys(&self) -> anyhow::Result<()> {
         for (folder, name, role) in SIGNING_KEYS {
-            let known = self.dir.join("serve").join(format!("{name}.pub"));
-            if known.exists() {
+            let copies = VERIFIERS.map(|verifier| self.dir.join(verifier).join(format!("{name}.pub")));
+            if copies.iter().all(|copy| copy.exists()) {
                 continue;
             }
             let own = self.dir.join(folder);
             SigningKey::create(&own, name, role).with_context(|| format!("make the key {name}"))?;
             let public = own.join(format!("{name}.pub"));
-            for verifier in VERIFIERS {
-                let copy = self.dir.join(verifier).join(format!("{name}.pub"));
-                if copy != public {
-                    fs::copy(&public, &copy).with_context(|| format!("write {}", copy.display()))?;
-                }
+            for copy in copies.iter().filter(|copy| **copy != public) {
+                fs::copy(&public, copy).with_context(|| format!("write {}", copy.display()))?;
             }
         }
         Ok(())
@@ -129,7 +124,7 @@ fn write_once(path: &Path, text: impl FnOnce() -> anyhow::Result<String>) -> any
 }
 
 /// Makes the API keys and samplers of `dir` known to the database. A folder that is missing is left
-/// out; what is known already stays as it is.
+/// out; what is known already stays as it is, also if it is revoked.
 pub async fn register(dir: &Path, config: &Config, pool: &PgPool) -> anyhow::Result<()> {
     ensure!(dir.is_dir(), "--secrets {}: there is no such folder", dir.display());
     let person = CommandLine::new();
@@ -169,10 +164,18 @@ pub async fn register(dir: &Path, config: &Config, pool: &PgPool) -> anyhow::Res
         ) else {
             continue;
         };
-        let public = SamplerKey::load(&path)?.public_key();
-        sampler::register(pool, &public, name, Some(&config.policy.name), None, person.actor())
+        register_sampler(pool, config, &SamplerKey::load(&path)?, name)
             .await
             .with_context(|| format!("register {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Makes a replica's key known. A revoked key stays revoked.
+pub async fn register_sampler(pool: &PgPool, config: &Config, key: &SamplerKey, replica: &str) -> anyhow::Result<()> {
+    if sampler::find(pool, key.id()).await?.is_none() {
+        let (policy, person) = (Some(&*config.policy.name), CommandLine::new());
+        sampler::register(pool, &key.public_key(), replica, policy, None, person.actor()).await?;
     }
     Ok(())
 }

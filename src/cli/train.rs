@@ -72,8 +72,8 @@ pub fn program() -> anyhow::Result<PathBuf> {
     let program = own.with_file_name("springtide-trainer");
     ensure!(
         program.is_file(),
-        "{} is missing: training needs this program, which has libtorch. Unpack the archive springtide-trainer beside this one, \
-         or build it with `make build`",
+        "{} is missing: training needs this program, which has libtorch. Unpack the archive springtide-trainer beside \
+         this one, or build it with `make build`",
         program.display()
     );
     Ok(program)

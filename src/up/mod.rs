@@ -121,7 +121,7 @@ impl<'a> Supervisor<'a> {
         services::check_ports(self.config)?;
         let services = services::servers(self.config).await?;
         self.bring_up(services).await?;
-        prepare::prepare(self.config).await
+        Box::pin(prepare::prepare(self.config)).await
     }
 
     async fn start_roles(&self) -> anyhow::Result<()> {

@@ -3,11 +3,11 @@
 
 use anyhow::Context;
 use artifact::sign::{Role, SigningKey};
-use edge::sampler::{self, SamplerKey};
+use edge::sampler::SamplerKey;
 use edge::tenant;
-use sqlx::PgPool;
 
 use crate::cli::audit::CommandLine;
+use crate::cli::secrets;
 use crate::config::Config;
 use crate::database;
 use crate::stack::postgres;
@@ -35,7 +35,8 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
         CommandLine::new().actor(),
     )
     .await?;
-    register_sampler(config, &pool).await?;
+    let sampler = SamplerKey::load_or_create(&config.serve.sampler_key_path()).context("create the sampler key")?;
+    secrets::register_sampler(&pool, config, &sampler, &config.serve.replica).await?;
     pool.close().await;
     event_log::ensure_topics(&config.kafka_client()?, config.ingest.partitions)
         .await
@@ -48,25 +49,6 @@ pub async fn prepare(config: &Config) -> anyhow::Result<()> {
     }
     for name in KEYS {
         SigningKey::load_or_create(&keys, name).with_context(|| format!("create the key {name}"))?;
-    }
-    Ok(())
-}
-
-/// Registers the key of this machine's replica. A revoked key stays revoked.
-async fn register_sampler(config: &Config, pool: &PgPool) -> anyhow::Result<()> {
-    let key = SamplerKey::load_or_create(&config.serve.sampler_key_path()).context("create the sampler key")?;
-    if sampler::find(pool, key.id()).await?.is_none() {
-        let name = &config.serve.replica;
-        let person = CommandLine::new();
-        sampler::register(
-            pool,
-            &key.public_key(),
-            name,
-            Some(&config.policy.name),
-            None,
-            person.actor(),
-        )
-        .await?;
     }
     Ok(())
 }

@@ -528,6 +528,16 @@ async fn the_secrets_of_a_deployment_are_known_after_a_migration_and_a_second_on
         (keys, rows)
     );
 
+    // What was revoked stays so, and stops no upgrade.
+    let app = ask(&auth, &secret("app")).await.unwrap().key.unwrap().id.to_string();
+    output(&stack, &["key", "revoke", &app, "--reason", "a test"]);
+    let sampler = sampler::list(&stack.pool).await.unwrap().remove(0).id;
+    output(&stack, &["sampler", "revoke", &sampler, "--reason", "a test", "--yes"]);
+    output(&stack, &["migrate", "--secrets", &secrets]);
+    let listed = output(&stack, &["key", "list"]);
+    assert!(!listed.contains(&app), "{listed}");
+    assert!(output(&stack, &["sampler", "list"]).contains("REVOKED"));
+
     // A value that a file holds wins.
     let file = dir.join("admin/api-key").display().to_string();
     let mut shown = command(&stack, &["key", "list"]);

@@ -69,3 +69,4 @@ while not stopped:
     time.sleep(0.05)
 pathlib.Path(out).write_text(json.dumps({**count, "acknowledged": acknowledged}))
 print(json.dumps(count))
+sys.exit(count["failed"] > 0 or not acknowledged)

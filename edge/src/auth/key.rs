@@ -16,8 +16,7 @@ use super::scope::{Role, Scopes};
 use crate::audit::Actor;
 use crate::audit::rows::{Audited, Fingerprint};
 
-/// What every secret begins with.
-pub const SECRET_PREFIX: &str = "spring_";
+const SECRET_PREFIX: &str = "spring_";
 /// The role of keys whose scopes are listed one by one.
 const CUSTOM: &str = "custom";
 /// Keys that are neither revoked nor expired. Every process holds them in memory.
@@ -119,7 +118,7 @@ pub async fn create(pool: &PgPool, key: &NewKey<'_>, actor: Actor<'_>, reason: &
     Ok(created)
 }
 
-/// Makes a key whose secret somebody chose. Repeating it changes nothing.
+/// Makes a key whose secret somebody has. A key that is known stays as it is, also if it is revoked.
 pub async fn register(
     pool: &PgPool,
     secret: &str,
@@ -137,10 +136,19 @@ pub async fn register(
         return Ok(());
     }
     let mut transaction = crate::database::begin(pool).await.context("begin")?;
-    create_within(&mut transaction, key, secret.to_owned(), actor, reason)
-        .await
-        .context("a key that was revoked cannot be registered again")?;
-    transaction.commit().await.context("commit")
+    match create_within(&mut transaction, key, secret.to_owned(), actor, reason).await {
+        Ok(_) => transaction.commit().await.context("commit"),
+        Err(error) if is_known(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the table has the digest already: of a revoked key, or of one that was registered meanwhile.
+fn is_known(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<sqlx::Error>();
+    cause
+        .and_then(sqlx::Error::as_database_error)
+        .is_some_and(|error| error.is_unique_violation())
 }
 
 async fn create_within(
@@ -159,7 +167,8 @@ async fn create_within(
     Ok(created)
 }
 
-fn new_secret() -> anyhow::Result<String> {
+/// A secret that nobody knows yet.
+pub fn new_secret() -> anyhow::Result<String> {
     let mut random = [0_u8; SECRET_BYTES];
     rand::rngs::OsRng
         .try_fill_bytes(&mut random)

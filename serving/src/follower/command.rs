@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Variables of this prefix are configuration, with API keys among them.
-const CONFIGURATION: &str = "SPRINGTIDE__";
+/// Variables of these prefixes are configuration, with API keys and the names of their files among them.
+const CONFIGURATION: [&str; 2] = ["SPRINGTIDE__", "SPRINGTIDE_FILE__"];
 
 /// A command line for `/bin/sh`. It succeeds if it exits with 0 in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,8 @@ impl Command {
         let mut command = tokio::process::Command::new("/bin/sh");
         command.arg("-c").arg(&self.line).stdin(Stdio::null()).process_group(0);
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with(CONFIGURATION) {
+            let text = name.to_string_lossy();
+            if CONFIGURATION.iter().any(|prefix| text.starts_with(prefix)) {
                 command.env_remove(name);
             }
         }
