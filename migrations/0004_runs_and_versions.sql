@@ -250,3 +250,46 @@ create table monitor (
     updated_at  timestamptz not null default clock_timestamp(),
     constraint monitor_pkey primary key (run_id, surface)
 );
+
+-- Cohorts of runs whose steps a trainer outside computes. The process `train` fills them and commits
+-- their steps. The trainer's API makes the changes that an outside trainer asks for.
+create table cohort (
+    id             uuid primary key default uuidv7(),
+    run_id         uuid not null references run (id),
+    step           bigint not null,   -- the step that is to be made of it
+    parent         bigint not null,   -- the version that the step begins from
+    -- filling:   trajectories join
+    -- full:      waits for a trainer, or a trainer works on it
+    -- submitted: its trainer has committed it, and `train` verifies the weights
+    -- committed: it is a step
+    -- dropped:   it went back to the queue: the line has moved, or a person has ended the run
+    state          text not null default 'filling',
+    -- What the step needs besides the weights: baselines, notes, what was measured while it filled.
+    ready          jsonb,
+    fence          bigint not null default 0,  -- rises with each lease; lower ones are refused
+    holder         text,              -- label of the key that leased it
+    client_token   text,              -- of the lease: the same token gets the same lease again
+    lease_seconds  integer,
+    leased_at      timestamptz,       -- when the present lease began
+    expires_at     timestamptz,
+    submission     jsonb,             -- what its trainer has committed, and its token
+    refusal        text,              -- why the last submission was refused
+    created_at     timestamptz not null default now(),
+    filled_at      timestamptz,
+    submitted_at   timestamptz,
+    constraint cohort_state check (state in ('filling', 'full', 'submitted', 'committed', 'dropped'))
+);
+-- A run makes one step at a time.
+create unique index cohort_open on cohort (run_id) where state in ('filling', 'full', 'submitted');
+create index cohort_by_step on cohort (run_id, step);
+
+-- The samples of a cohort, in files of the store of payloads. The rows go with the cohort.
+create table cohort_part (
+    cohort_id     uuid not null references cohort (id),
+    part          integer not null,   -- 0, 1, …
+    generations   uuid[] not null,
+    trajectories  integer not null,
+    tokens        bigint not null,    -- sampled ones
+    payload       jsonb not null,     -- digest and size of the file
+    constraint cohort_part_pkey primary key (cohort_id, part)
+);

@@ -102,6 +102,9 @@ declare
         ['control', 'select, insert, update, delete', 'canary_sums, canary_user, canary_closed, tide_minute'],
         -- a harness leases a rollout, and says what became of it
         ['control', 'select, update', 'rollout'],
+        -- and a trainer outside a cohort
+        ['control', 'select, update', 'cohort'],
+        ['control', 'select', 'cohort_part'],
         -- train
         ['train', 'select', 'generation, trajectory, payload_reference, open_generation, consumer_offset, reward_definition,
                              sampler, assignment, alias, generation_horizon, tenant_consent, experiment, dataset'],
@@ -110,8 +113,8 @@ declare
         -- how old what the fleet samples is
         ['train', 'select (policy, resident, ready, reported_at)', 'replica'],
         ['train', 'select, insert', 'policy, tenant, audit, task, step, version, baseline, run_event, run_judge'],
-        ['train', 'select, insert, update', 'run, line, rollout, monitor'],
-        ['train', 'select, insert, delete', 'disposition, published_intent, trajectory_use'],
+        ['train', 'select, insert, update', 'run, line, rollout, monitor, cohort'],
+        ['train', 'select, insert, delete', 'disposition, published_intent, trajectory_use, cohort_part'],
         ['train', 'select, insert, update, delete', 'judge_answer'],
         ['train', 'usage, select', 'sequence version_serial']
     ];

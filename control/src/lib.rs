@@ -29,6 +29,7 @@ use edge::turns::Turns;
 use event_log::payload::Store as Exports;
 use release::ReleaseService;
 use sqlx::PgPool;
+use store::Store;
 
 use api::dead_letters::DeadLetters;
 use api::texts::Texts;
@@ -59,6 +60,8 @@ pub struct Parts {
     pub dead_letters: Arc<DeadLetters>,
     /// Where exports of datasets lie.
     pub exports: Option<Exports>,
+    /// The policy store, where trainers outside upload to.
+    pub store: Store,
     /// The path of the demo's report.
     pub report: PathBuf,
     pub harness_urls: ::runs::api::HarnessUrls,
@@ -73,6 +76,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         texts,
         dead_letters,
         exports,
+        store,
         report,
         harness_urls,
     } = parts;
@@ -116,7 +120,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(rewards)
         .merge(texts)
         .merge(api::dead_letters::routes(dead_letters))
-        .merge(::runs::api::routes(pool.clone(), policy, exports, harness_urls))
+        .merge(::runs::api::routes(pool.clone(), policy, exports, store, harness_urls))
         .merge(release::routes(releases))
         .merge(serving::fleet::routes(pool.clone(), policy))
         .merge(serving::tide::http::routes(pool.clone(), policy))

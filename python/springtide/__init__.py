@@ -5,7 +5,7 @@
     client.feedback(choice, "accept", True)
 
 `Client` and `AsyncClient` talk to a running stack. `Run` gives your agent the tasks of a training
-run, `Conversation` sums up when its context is full, and `springtide.verifiers` runs environments of
+run, `Trainer` gives a training loop of yours the cohorts of one, `Conversation` sums up when its context is full, and `springtide.verifiers` runs environments of
 `verifiers`. `Checkpoint` and `Patch` read what its trainer makes. `springtide.vllm` and
 `springtide.sglang` are the plugins that those engines load by themselves.
 """
@@ -27,6 +27,7 @@ from springtide._errors import (
 )
 from springtide._retry import Retries, uuid7
 from springtide._runs import Lease, NoReward, Run
+from springtide._trainer import Cohort, Trainer, TrainingSample, bundles
 from springtide._types import Choice, Chunk, Completion, EpisodeEnd, Feedback, Message, Retraction, Usage
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Choice",
     "Chunk",
     "Client",
+    "Cohort",
     "Completion",
     "ConflictError",
     "ConnectionFailed",
@@ -60,7 +62,10 @@ __all__ = [
     "StreamError",
     "Summaries",
     "Tensor",
+    "Trainer",
+    "TrainingSample",
     "UnavailableError",
     "Usage",
+    "bundles",
     "uuid7",
 ]

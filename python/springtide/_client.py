@@ -229,7 +229,7 @@ class Client:
 
     def _attempt(self, request: Request, *, stream: bool) -> httpx.Response:
         sent = self._http.build_request(
-            request.method, request.url, json=request.body, headers=request.headers, timeout=self._timeout
+            request.method, request.url, **request.content, headers=request.headers, timeout=self._timeout
         )
         response = self._http.send(sent, stream=stream, follow_redirects=False)
         if response.is_success:

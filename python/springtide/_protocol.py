@@ -17,11 +17,11 @@ from springtide._types import Choice, Chunk, Completion, Usage, Value
 
 @dataclass(frozen=True)
 class Request:
-    """One POST, or one GET where there is no body."""
+    """One POST; one PUT if the body is bytes, or one GET where there is none."""
 
     url: str
     #: Texts of users.
-    body: dict[str, Any] | None = field(repr=False)
+    body: dict[str, Any] | bytes | None = field(repr=False)
     #: With the key.
     headers: dict[str, str] = field(repr=False)
     #: Statuses after which the same request is sent again.
@@ -31,7 +31,14 @@ class Request:
 
     @property
     def method(self) -> str:
+        if isinstance(self.body, bytes):
+            return "PUT"
         return "GET" if self.body is None else "POST"
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body as arguments of `httpx.Client.build_request`."""
+        return {"content": self.body} if isinstance(self.body, bytes) else {"json": self.body}
 
 
 @dataclass(frozen=True)

@@ -321,13 +321,22 @@ class _Control:
         return None if not answer.content else _protocol.decoded(answer.content)
 
     def get(self, path: str) -> bytes:
-        return self._client._answer(self._request(path, None, MAY_SUCCEED_LATER, True), stream=False).content
+        return self.fetch(path).content
+
+    def fetch(self, path: str) -> httpx.Response:
+        """The same, with its status and headers."""
+        return self._client._answer(self._request(path, None, MAY_SUCCEED_LATER, True), stream=False)
+
+    def put(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        request = self._request(path, body, MAY_SUCCEED_LATER, True)
+        request.headers.update(headers)
+        self._client._answer(request, stream=False)
 
     def close(self) -> None:
         self._client.close()
 
     def _request(
-        self, path: str, body: dict[str, Any] | None, again: frozenset[int], repeatable: bool
+        self, path: str, body: dict[str, Any] | bytes | None, again: frozenset[int], repeatable: bool
     ) -> Request:
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
         return Request(self._url + path, body, headers, again, repeatable)

@@ -55,7 +55,7 @@ impl Args {
         let policy = &config.policy.name;
         // people who look at the pages keep their key in a cookie
         let auth = role.auth.clone().with_cookies();
-        let texts = Arc::new(Texts::new(role.pool.clone(), policy, store, config.keys_dir()));
+        let texts = Arc::new(Texts::new(role.pool.clone(), policy, store.clone(), config.keys_dir()));
         let dead_letters = Arc::new(DeadLetters::new(role.pool.clone(), kafka, producer));
         let site = Site::new(
             role.pool.clone(),
@@ -71,6 +71,7 @@ impl Args {
             texts,
             dead_letters,
             exports: exports.ok(),
+            store,
             report,
             harness_urls: config.harness_urls(),
         };

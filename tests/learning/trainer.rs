@@ -8,6 +8,7 @@ mod consent;
 mod context;
 mod datasets;
 mod demonstrations;
+mod door;
 mod engines;
 mod environment;
 mod episode_bounds;

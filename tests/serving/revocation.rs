@@ -278,6 +278,11 @@ impl<'a> Fleet<'a> {
                 probes
             }
             Scope::Research => vec![("POST", at(control, "/v1/runs"), json!({}))],
+            Scope::Train => vec![(
+                "POST",
+                at(control, &format!("/v1/runs/{}/cohorts", Uuid::nil())),
+                json!({"client_token": "thief"}),
+            )],
             Scope::Texts => vec![(
                 "POST",
                 at(control, &format!("/v1/generations/{}/texts", Uuid::nil())),

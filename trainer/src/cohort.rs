@@ -3,6 +3,7 @@
 //! same rows.
 
 use runs::advantage::Credit;
+use runs::options::Realtime;
 use runs::sample::{Sample, Trajectory, Turn};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ pub(crate) struct Cohort {
     members: BTreeMap<Trajectory, Member>,
     /// Rewards of trajectories without a gradient that it did not need while it waited for others.
     left_out: Vec<f64>,
+    /// Trained ones of its members.
+    tokens: usize,
     started: Instant,
     first_joined: Option<Instant>,
     last_joined: Option<Instant>,
@@ -57,6 +60,7 @@ impl Cohort {
         Cohort {
             members: BTreeMap::new(),
             left_out: vec![],
+            tokens: 0,
             started: Instant::now(),
             first_joined: None,
             last_joined: None,
@@ -66,6 +70,24 @@ impl Cohort {
     /// How many trajectories it has.
     pub fn len(&self) -> usize {
         self.members.len()
+    }
+
+    /// How many trained tokens they have.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// How many trajectories make it full: `cohort_size`, or those that it has if it has enough tokens or
+    /// has filled for long enough.
+    pub fn size(&self, options: &Realtime) -> usize {
+        let tokens = options.cohort_tokens.is_some_and(|enough| self.tokens as u64 >= enough);
+        let seconds = options.cohort_seconds;
+        let seconds = seconds.is_some_and(|enough| self.started.elapsed().as_secs_f64() >= enough);
+        let size = options.cohort_size as usize;
+        match (tokens || seconds) && self.len() > 0 {
+            true => size.min(self.len()),
+            false => size,
+        }
     }
 
     /// How many of them have a gradient.
@@ -95,6 +117,7 @@ impl Cohort {
             member.generations.insert(position, sample.generation);
             member.turns.insert(position, sample.turn.clone());
             member.class.clone_from(&sample.class);
+            self.tokens += sample.trained_tokens();
             member.reward = sample.reward;
             member.informative |= is_informative(sample, advantage);
         }

@@ -4,11 +4,12 @@
 //! error an executor is dropped and opened again: opening is the same as recovering from a crash.
 //! Over 500 lines, because all of it is one type that holds the claim.
 
-use crate::cohort::Cohort;
+use crate::cohort::{Cohort, Timings};
 use crate::learn::guards;
 use crate::learn::learner::thread::Handle;
 use crate::learn::learner::{Checked, Learner, Metrics, Outcome};
 use crate::offline::Failed;
+use crate::outside::Outside;
 use crate::parity::{Engines, Parity};
 use crate::quarantine::{self, Compared, Quarantine};
 use crate::share_alarm::{QUARANTINED, ShareAlarm};
@@ -23,8 +24,8 @@ use runs::advantage;
 use runs::advantage::{Baseline, Baselines};
 use runs::claim::{self, Claim};
 use runs::memory;
-use runs::publish::run_state::{RunState, StepRecord};
-use runs::publish::{self, Draft};
+use runs::publish::run_state::{Encoded, RunState, StepRecord};
+use runs::publish::{self, Draft, Published};
 use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select;
@@ -59,7 +60,21 @@ pub(crate) struct Executor<'a> {
     pub random: Option<u64>,
     /// Limits of the head's model.
     pub model_limits: ModelLimits,
-    adapter: Option<AdapterSetup>,
+    /// Bounds that the weights of a trainer outside must keep.
+    pub limits: Limits,
+    trains: Trains,
+    /// Of a run that is trained outside.
+    pub outside: Option<Outside>,
+}
+
+/// What the steps of a run change, and who computes them.
+#[derive(Debug, Clone)]
+pub(crate) enum Trains {
+    /// All weights.
+    All,
+    Adapter(AdapterSetup),
+    /// All weights, by a trainer outside.
+    Outside,
 }
 
 /// An adapter to train instead of all weights, and the seed of its initial factors.
@@ -80,8 +95,11 @@ pub(crate) struct StepInputs {
     pub notes: Value,
 }
 
+#[derive(Debug)]
 pub(crate) enum StepOutcome {
     Published,
+    /// A trainer outside has not committed yet: see [`Executor::committed`].
+    Waiting,
     /// The cohort has no gradient at all and is dropped. The run continues.
     Empty,
     /// A guard refused: the cohort is dropped. The run continues.
@@ -138,7 +156,8 @@ impl<'a> Executor<'a> {
         learner: &'a Handle,
         claim: Claim,
         line: &str,
-        adapter: Option<AdapterSetup>,
+        trains: Trains,
+        limits: Limits,
     ) -> anyhow::Result<Option<Self>> {
         let (pool, run) = (&trainer.pool, claim.run);
         let head = publish::line(pool, &trainer.policy, line).await?;
@@ -164,7 +183,9 @@ impl<'a> Executor<'a> {
             refused: 0,
             random: None,
             model_limits: ModelLimits::default(),
-            adapter,
+            limits,
+            trains,
+            outside: None,
         };
         let next = steps_done + 1;
         let publisher = &trainer.publisher;
@@ -217,7 +238,8 @@ impl<'a> Executor<'a> {
             (row.class, baseline)
         });
         self.baselines = baselines.collect();
-        if self.line != runs::REALTIME_LINE {
+        let is_outside = matches!(self.trains, Trains::Outside);
+        if self.line != runs::REALTIME_LINE && !is_outside {
             self.ask_memory().await?;
         }
         let checkpoint = self
@@ -226,12 +248,15 @@ impl<'a> Executor<'a> {
             .load(self.head)
             .await
             .with_context(|| format!("materialize version {}", self.head))?;
+        if is_outside {
+            return self.load_outside(checkpoint).await;
+        }
         let arithmetic = self.trainer.arithmetic.clone();
         self.cohort = Cohort::new();
         self.random = self.restore(&checkpoint).await?;
         let restored = self.random.is_some();
         if !restored {
-            let (adapter, head) = (self.adapter.clone(), self.head);
+            let (adapter, head) = (self.adapter().cloned(), self.head);
             let fresh = move || match adapter {
                 None => Learner::with_arithmetic(checkpoint, arithmetic),
                 Some(AdapterSetup { config, seed }) => Learner::with_lora(checkpoint, arithmetic, head, &config, seed),
@@ -248,7 +273,7 @@ impl<'a> Executor<'a> {
         let (trainer, publisher) = (self.trainer, &self.trainer.publisher);
         let keys = publisher.trusted().await?;
         let size = memory::size_of(&publisher.store, &publisher.policy, self.head, keys).await?;
-        let lora = self.adapter.as_ref().map(|adapter| &adapter.config);
+        let lora = self.adapter().map(|adapter| &adapter.config);
         let (options, compute) = (&trainer.options, trainer.arithmetic.compute);
         memory::ask_beside(&size, lora, options, compute, &Limit::of_this_process())
             .map_err(|error| Failed(error.to_string()).into())
@@ -284,9 +309,16 @@ impl<'a> Executor<'a> {
         Ok(None)
     }
 
+    fn adapter(&self) -> Option<&AdapterSetup> {
+        match &self.trains {
+            Trains::Adapter(adapter) => Some(adapter),
+            Trains::All | Trains::Outside => None,
+        }
+    }
+
     fn trains_same_weights(&self, run_state: &RunState) -> bool {
         let saved = run_state.lora.as_ref().map(|lora| &lora.config);
-        saved == self.adapter.as_ref().map(|adapter| &adapter.config)
+        saved == self.adapter().map(|adapter| &adapter.config)
     }
 
     /// The run state of the last step, if that step made the head, and the base version of its
@@ -321,6 +353,10 @@ impl<'a> Executor<'a> {
         settings: StepSettings,
         limits: Limits,
     ) -> anyhow::Result<Quarantined> {
+        if self.outside.is_some() {
+            self.hand_out(&samples, &advantages).await?;
+            return Ok(Quarantined { ids: vec![], gross: 0 });
+        }
         let (samples, advantages, checked) = self
             .learner
             .with(move |learner| {
@@ -412,6 +448,9 @@ impl<'a> Executor<'a> {
 
     /// The same. `loss`: of the cohort, where the sum over tokens has its gradient but not its value.
     pub async fn step_with_loss(&mut self, inputs: StepInputs, loss: Option<f64>) -> anyhow::Result<StepOutcome> {
+        if self.outside.is_some() {
+            return self.await_commit(inputs).await;
+        }
         // a step is one computation, its publication included
         let _computation = self.trainer.computing.begin();
         let StepInputs {
@@ -455,6 +494,7 @@ impl<'a> Executor<'a> {
             run: self.claim.run,
             step: self.steps_done + 1,
             cohort: generations,
+            dropped: BTreeMap::new(),
             baselines: baselines.clone(),
             metrics,
         };
@@ -465,21 +505,9 @@ impl<'a> Executor<'a> {
             .with(move |learner| Ok(learner.run_state(saved, random).encode()?))
             .await?;
         record.metrics["timings"]["checkpoint"] = started.elapsed().as_secs_f64().into();
-        let draft = Draft {
-            line: self.line.clone(),
-            branch: self.branch,
-            parent: self.head,
-            parent_checkpoint: proposal.parent,
-            checkpoint: proposal.checkpoint,
-            record,
-            run_state,
-        };
-        let published = match self.trainer.publisher.publish(&self.claim, draft).await {
-            Err(error @ publish::Error::KeyRefused { .. }) => {
-                self.pause_without_key(error).await?;
-                return Ok(StepOutcome::Paused);
-            }
-            published => published?,
+        let draft = self.draft(record, run_state, proposal.parent, proposal.checkpoint);
+        let Some(published) = self.publish(draft).await? else {
+            return Ok(StepOutcome::Paused);
         };
         self.learner
             .with(|learner| {
@@ -487,23 +515,63 @@ impl<'a> Executor<'a> {
                 Ok(())
             })
             .await?;
+        self.published(published.version, baselines, random);
+        let tail_seconds = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
+        self.report(&proposal.metrics, timings, &published, tail_seconds);
+        Ok(StepOutcome::Published)
+    }
+
+    /// The next version of the line.
+    pub fn draft(
+        &self,
+        record: StepRecord,
+        run_state: Encoded,
+        parent_checkpoint: Arc<Checkpoint>,
+        checkpoint: Arc<Checkpoint>,
+    ) -> Draft {
+        Draft {
+            line: self.line.clone(),
+            branch: self.branch,
+            parent: self.head,
+            parent_checkpoint,
+            checkpoint,
+            record,
+            run_state,
+        }
+    }
+
+    /// Publishes a step. `None`: the trainer's key may not sign any longer, so the run is paused now.
+    pub async fn publish(&self, draft: Draft) -> anyhow::Result<Option<Published>> {
+        match self.trainer.publisher.publish(&self.claim, draft).await {
+            Err(error @ publish::Error::KeyRefused { .. }) => {
+                self.pause_without_key(error).await?;
+                Ok(None)
+            }
+            published => Ok(Some(published?)),
+        }
+    }
+
+    /// Continues from the step that was published.
+    pub fn published(&mut self, version: i64, baselines: Baselines, random: u64) {
         self.steps_done += 1;
         self.refused = 0;
-        self.head = published.version;
+        self.head = version;
         self.baselines = baselines;
         self.random = Some(random);
         self.cohort = Cohort::new(); // restarts its clock at the publication
-        let tail_seconds = timings.compute_tail + timings.guard + started.elapsed().as_secs_f64();
-        step_metrics::record(&self.line, &proposal.metrics, timings, published.timings, tail_seconds);
+    }
+
+    /// Tells metrics and the log of the step that was published.
+    pub fn report(&self, metrics: &Metrics, timings: Timings, published: &Published, tail_seconds: f64) {
+        step_metrics::record(&self.line, metrics, timings, published.timings, tail_seconds);
         tracing::info!(
             run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
-            loss = proposal.metrics.loss, kl = proposal.metrics.kl, reward = proposal.metrics.reward_mean,
-            trajectories = proposal.metrics.trajectories, turns = proposal.metrics.sequences, tokens = proposal.metrics.tokens,
-            stale_tokens = proposal.metrics.stale.tokens, parity = proposal.metrics.mismatch.difference_max, remote_tokens = proposal.metrics.remote.tokens,
-            remote_k3 = proposal.metrics.remote.k3, truncated = proposal.metrics.correction.truncated, ?timings, publish = ?published.timings,
+            loss = metrics.loss, kl = metrics.kl, reward = metrics.reward_mean,
+            trajectories = metrics.trajectories, turns = metrics.sequences, tokens = metrics.tokens,
+            stale_tokens = metrics.stale.tokens, parity = metrics.mismatch.difference_max, remote_tokens = metrics.remote.tokens,
+            remote_k3 = metrics.remote.k3, truncated = metrics.correction.truncated, ?timings, publish = ?published.timings,
             "published a version"
         );
-        Ok(StepOutcome::Published)
     }
 
     /// Drops the cohort with the guard's code and, after too many in a row, pauses the run, in one

@@ -33,7 +33,7 @@ pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
     let tasks = sqlx::query_scalar!("select id from task where run_id = $1 order by id", id)
         .fetch_all(&trainer.pool)
         .await?;
-    let mut executor = run.open(config.lora.as_ref(), config.seed).await?;
+    let mut executor = run.open(config.trainer, config.lora.as_ref(), config.seed).await?;
     let harness = Harness::new(trainer, id, run.schedule.priority, &executor.line, &config).await?;
     leases::give_up_interrupted(&trainer.pool, &run.claim, harness::HOLDER).await?;
     let mut draws = Draws::new(trainer, &config, tasks).await?;
@@ -62,6 +62,11 @@ async fn make_steps(
         draws: draws.empty_before(executor).await?,
         quarantined: 0,
     };
+    // of an execution before this one
+    if let StepOutcome::Published = run.outside_step(executor).await? {
+        let draw = i64::try_from(executor.random.unwrap_or_default()).unwrap_or_default();
+        leases::spend(&trainer.pool, &executor.claim, draw).await?;
+    }
     while executor.steps_done < config.steps {
         run.check().await?;
         // rollouts of later steps go on while the fleet takes the head up
@@ -109,12 +114,16 @@ async fn make_steps(
             executor.release(Status::Paused, &reason).await?;
             return Err(Stop::Ended.into());
         }
-        match executor.step(inputs).await? {
+        let outcome = match executor.step(inputs).await? {
+            StepOutcome::Waiting => run.outside_step(executor).await?,
+            outcome => outcome,
+        };
+        match outcome {
             StepOutcome::Published => {
                 empty = Empty::default();
             }
             StepOutcome::Paused => return Err(Stop::Ended.into()),
-            StepOutcome::Refused => {}
+            StepOutcome::Refused | StepOutcome::Waiting => {}
             StepOutcome::Empty => empty.add(quarantined.ids.len(), trainer.options.offline.empty_draws_max)?,
         }
         leases::spend(&trainer.pool, &executor.claim, number).await?;

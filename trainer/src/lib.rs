@@ -8,7 +8,7 @@
 //!   offline runs (`offline.rs`): GRPO (`grpo.rs`) and runs over datasets. `trainer.rs` has what they
 //!   share.
 //! - `executor.rs` takes every step: a cohort (`cohort.rs`), the learner ([`learn`]), its metrics
-//!   (`step_metrics.rs`), and `runs::publish`.
+//!   (`step_metrics.rs`), and `runs::publish`. `outside.rs` takes those that another trainer computes.
 //! - `parity.rs`, `quarantine.rs` and `share_alarm.rs` watch what was sampled.
 //! - `sft.rs` is a program of its own.
 //! - `computing.rs` says over HTTP whether this process computes, `working.rs` when it works.
@@ -21,6 +21,7 @@ mod executor;
 mod grpo;
 pub mod learn;
 mod offline;
+mod outside;
 mod parity;
 mod process;
 mod quarantine;

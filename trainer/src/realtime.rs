@@ -16,7 +16,7 @@
 mod admission;
 mod alias;
 
-use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome};
+use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome, Trains};
 use crate::learn::learner::thread::Handle;
 use crate::quarantine;
 use crate::share_alarm::{CAPPED, ShareAlarm, UNPROVEN};
@@ -26,6 +26,7 @@ use alias::{AliasState, Announced};
 use futures::FutureExt;
 use runs::advantage::Baselines;
 use runs::claim::{self, Claim, Fenced, append_event};
+use runs::door::TrainedBy;
 use runs::options::{REALTIME_LINE, Realtime};
 use runs::publish;
 use runs::run::Status;
@@ -106,21 +107,26 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         return Ok(End::Idle);
     }
     // seeded by the run's id: a restart before the first step starts with the same factors
-    let adapter = options.lora.clone().map(|config| AdapterSetup {
+    let adapter = |config| AdapterSetup {
         config,
         seed: run.as_u128() as u64,
-    });
+    };
+    let trains = match (options.trainer, options.lora.clone()) {
+        (TrainedBy::External, _) => Trains::Outside,
+        (TrainedBy::Springtide, Some(config)) => Trains::Adapter(adapter(config)),
+        (TrainedBy::Springtide, None) => Trains::All,
+    };
     if publish::line(pool, &trainer.policy, REALTIME_LINE).await?.is_none() {
         return Ok(End::Idle);
     }
     let Some(claim) = Claim::take(pool, run).await? else {
         return Ok(End::Idle);
     };
-    let Some(mut executor) = Executor::open(trainer, learner, claim, REALTIME_LINE, adapter).await? else {
+    let opened = Executor::open(trainer, learner, claim, REALTIME_LINE, trains, options.guards);
+    let Some(mut executor) = opened.await? else {
         return Ok(End::Idle);
     };
     trainer.publisher.announce(executor.head).await;
-    let size = options.cohort_size as usize;
     let poll = Duration::from_millis(trainer.options.poll_ms);
     let mut closed = PgListener::connect_with(&trainer.pool).await?;
     closed.listen(CLOSED_CHANNEL).await?;
@@ -170,6 +176,22 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 continue;
             }
         }
+        if executor.awaits_commit() {
+            match executor.committed().await? {
+                StepOutcome::Waiting => tokio::select! {
+                    () = shutdown.cancelled() => return Ok(End::Shutdown),
+                    () = tokio::time::sleep(poll) => {}
+                },
+                StepOutcome::Paused => return Ok(End::Idle),
+                // its trainer may have dropped some, who then used up no cap
+                StepOutcome::Published | StepOutcome::Empty | StepOutcome::Refused => {
+                    recent = trained(trainer, &executor).await?;
+                    has_leavers = false;
+                }
+            }
+            continue;
+        }
+        let size = executor.cohort.size(options);
         let arms = options.arms(alias);
         let due = |(at, (_, every)): (&Option<Instant>, (_, Duration))| at.is_none_or(|at| at.elapsed() >= every);
         let scan = scanned.iter().zip(SCANS).position(due).unwrap_or(SCANS.len() - 1);
@@ -237,7 +259,11 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         capped.record(sum(&selection.set_aside, caps::is_code), true);
         count(&mut set_aside, selection.set_aside);
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
-        if selection.ready.is_empty() {
+        let is_full = |executor: &Executor<'_>| {
+            let cohort = &executor.cohort;
+            cohort.len() > 0 && cohort.room(cohort.size(options)) == 0
+        };
+        if selection.ready.is_empty() && !is_full(&executor) {
             watch(&mut executor, &mut capped).await?;
             tokio::select! {
                 () = shutdown.cancelled() => return Ok(End::Shutdown),
@@ -256,7 +282,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
             executor.release(Status::Paused, &reason).await?;
             return Ok(End::Idle);
         }
-        if executor.cohort.room(size) > 0 {
+        if !is_full(&executor) {
             continue;
         }
         metrics::gauge!("springtide_train_user_share_max").set(recent.largest_user_share());
@@ -271,6 +297,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 recent = trained(trainer, &executor).await?;
                 has_leavers = false;
             }
+            StepOutcome::Waiting => {}
             StepOutcome::Paused => return Ok(End::Idle),
         }
     }
@@ -335,7 +362,7 @@ async fn join(
         .into_iter()
         .map(|samples| with_advantages(samples, options, &executor.baselines))
         .collect();
-    let size = options.cohort_size as usize;
+    let size = executor.cohort.size(options);
     let mut dropped = BTreeMap::new();
     loop {
         let admission = admission::admit(candidates, &executor.cohort, size, recent);

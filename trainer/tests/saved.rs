@@ -198,6 +198,7 @@ fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
         run: Uuid::nil(),
         step: STEPS,
         cohort: vec![],
+        dropped: Default::default(),
         baselines: Default::default(),
         metrics: serde_json::Value::Null,
     };

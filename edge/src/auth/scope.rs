@@ -25,6 +25,8 @@ pub enum Scope {
     Texts,
     /// Schedule, pause and cancel runs.
     Research,
+    /// Lease cohorts, read their samples, and commit what was trained on them.
+    Train,
     /// Move versions to users.
     Release,
     /// Everything.
@@ -32,7 +34,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Feedback,
         Self::Generations,
         Self::Completions,
@@ -41,6 +43,7 @@ impl Scope {
         Self::Read,
         Self::Texts,
         Self::Research,
+        Self::Train,
         Self::Release,
         Self::Admin,
     ];
@@ -55,6 +58,7 @@ impl Scope {
             Self::Read => "read",
             Self::Texts => "texts",
             Self::Research => "research",
+            Self::Train => "train",
             Self::Release => "release",
             Self::Admin => "admin",
         }
@@ -71,6 +75,7 @@ impl Scope {
             Self::Read => "read models, runs, versions, releases, the fleet, the ledger and metrics",
             Self::Texts => "see prompts and answers; each reading is in the audit",
             Self::Research => "schedule, pause and cancel runs",
+            Self::Train => "lease cohorts with their samples, and commit what was trained on them",
             Self::Release => "move versions to users",
             Self::Admin => "everything",
         }

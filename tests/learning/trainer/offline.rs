@@ -38,6 +38,7 @@ pub async fn control_beside(world: &World, serve_url: &str) -> String {
     let kafka = world.stack.kafka.clone();
     let producer = Producer::new(&kafka).unwrap();
     let store = Store::open(&world.stack.store_url).unwrap();
+    let policy_store = store.clone();
     let site = Site::new(
         pool.clone(),
         POLICY,
@@ -45,8 +46,14 @@ pub async fn control_beside(world: &World, serve_url: &str) -> String {
         Arc::new(DeadLetters::new(pool.clone(), kafka, producer)),
         CancellationToken::new(),
     );
-    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls)
-        .merge(control::page::routes(site));
+    let routes = runs::api::routes(
+        pool,
+        POLICY,
+        Some(world.payloads().exports()),
+        policy_store,
+        harness_urls,
+    )
+    .merge(control::page::routes(site));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

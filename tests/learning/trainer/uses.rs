@@ -373,7 +373,8 @@ async fn control_with_keys(world: &World) -> String {
         anywhere: "http://127.0.0.1:8000".to_owned(),
         clusters: BTreeMap::new(),
     };
-    let routes = runs::api::routes(pool, POLICY, Some(world.payloads().exports()), harness_urls);
+    let (exports, store) = (world.payloads().exports(), world.publisher.store.clone());
+    let routes = runs::api::routes(pool, POLICY, Some(exports), store, harness_urls);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, routes.protected_by(&auth, "control")).await });

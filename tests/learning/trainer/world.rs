@@ -592,6 +592,7 @@ impl World {
             run,
             step: 1,
             cohort: cohort.iter().map(|s| s.id).collect(),
+            dropped: Default::default(),
             baselines: Default::default(),
             metrics: serde_json::json!({}),
         };

@@ -5,6 +5,7 @@
 //! The executor in `springtide train` reads them; it need not be running.
 
 pub mod audited;
+mod cohorts;
 pub mod control;
 pub mod create;
 pub mod curve;
@@ -21,13 +22,14 @@ pub use grpo::Config;
 
 use edge::auth::{Principal, Scope};
 use edge::problem::Problem;
-use edge::routes::{Routes, get, post};
+use edge::routes::{Routes, get, post, put};
 use edge::turns::Turns;
 use event_log::payload::Store as Exports;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use store::Store;
 
 /// Largest request, with all its tasks.
 const BODY_BYTES_MAX: usize = 32 << 20;
@@ -45,6 +47,8 @@ struct Shared {
     policy: Arc<str>,
     /// Where exports lie. `None`: none can be downloaded here.
     exports: Option<Exports>,
+    /// Where trainers outside upload to. `None`: nowhere.
+    store: Option<Store>,
     harness_urls: Arc<HarnessUrls>,
 }
 
@@ -55,6 +59,7 @@ impl Shared {
             pool: pool.clone(),
             policy: policy.into(),
             exports: None,
+            store: None,
             harness_urls: Arc::new(HarnessUrls {
                 anywhere: String::new(),
                 clusters: BTreeMap::new(),
@@ -87,9 +92,9 @@ impl HarnessUrls {
     }
 }
 
-/// `/v1/runs`, `/v1/leases`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy. `exports`:
-/// from [`Exports::exports`].
-pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls: HarnessUrls) -> Routes {
+/// `/v1/runs`, `/v1/cohorts`, `/v1/leases`, `/v1/versions`, `/v1/lines` and `/v1/datasets` of one policy.
+/// `exports`: from [`Exports::exports`].
+pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, store: Store, harness_urls: HarnessUrls) -> Routes {
     let create = post(create::create).body_bytes_max(BODY_BYTES_MAX);
     let turns = Turns::new(DATASETS_AT_ONCE, DATASETS_PER_KEY);
     let create_dataset = post(datasets::create).in_turn(turns.clone());
@@ -137,6 +142,43 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls
             "/v1/runs/{id}/resume",
             "Continue a run",
             post(control::resume),
+        )
+        .route(
+            Scope::Train,
+            "/v1/runs/{id}/cohorts",
+            "Lease the cohort of the next step",
+            post(cohorts::take),
+        )
+        .route(read, "/v1/cohorts/{id}", "One cohort", get(cohorts::one))
+        .route(
+            Scope::Train,
+            "/v1/cohorts/{id}/renew",
+            "Keep a cohort for longer",
+            post(cohorts::renew),
+        )
+        .route(
+            Scope::Train,
+            "/v1/cohorts/{id}/samples/{part}",
+            "A file of a cohort's samples",
+            get(cohorts::samples),
+        )
+        .route(
+            Scope::Train,
+            "/v1/cohorts/{id}/files/{name}/{piece}",
+            "Upload a piece of a file of weights",
+            put(cohorts::upload).body_bytes_max(cohorts::PIECE_BODY_MAX),
+        )
+        .route(
+            Scope::Train,
+            "/v1/cohorts/{id}/commit",
+            "Make a step of a cohort",
+            post(cohorts::commit).body_bytes_max(BODY_BYTES_MAX),
+        )
+        .route(
+            Scope::Train,
+            "/v1/cohorts/{id}/abort",
+            "Give a cohort back",
+            post(cohorts::abort),
         )
         .route(
             Scope::Completions,
@@ -189,6 +231,7 @@ pub fn routes(pool: PgPool, policy: &str, exports: Option<Exports>, harness_urls
             pool,
             policy: policy.into(),
             exports,
+            store: Some(store),
             harness_urls: Arc::new(harness_urls),
         })
 }

@@ -17,7 +17,7 @@
 //! Runs are in `runs/offline`, the API in `api/datasets.rs`.
 
 pub mod file;
-mod parquet;
+pub(crate) mod parquet;
 pub mod query;
 pub mod rows;
 pub mod store;

@@ -13,6 +13,7 @@
 //! dataset/   named queries over closed trajectories, for runs that do not learn from the stream
 //! advantage  rewards ─► advantages, and baselines
 //! leases     who makes which rollout, and how it ended
+//! door/      cohorts that a trainer outside leases and commits
 //! grader/    grades rollouts; judge/ has models behind endpoints, and their stored answers
 //! publish/   run state, delta, manifest, and one fenced transaction: a new version
 //! uses       which runs used a trajectory, and what for
@@ -28,6 +29,7 @@ pub mod api;
 pub mod claim;
 pub mod context;
 pub mod dataset;
+pub mod door;
 pub mod explore;
 pub mod grader;
 pub mod grammar;

@@ -4,6 +4,7 @@
 mod alarms;
 
 use crate::advantage::{BaselineKind, Credit};
+use crate::door::TrainedBy;
 use crate::grader;
 use crate::judge;
 use crate::select::caps::Caps;
@@ -53,6 +54,9 @@ edge::options! {
     pub struct Realtime {
         /// Whether this process runs the realtime run.
         pub enabled: bool = true,
+        /// Who computes its steps: `springtide`, this process; or `external`, whoever leases its cohorts.
+        #[serde(skip_serializing_if = "TrainedBy::is_springtide")]
+        pub trainer: TrainedBy,
         /// The alias whose traffic it learns from: `learner`, or `champion` where no arm explores.
         /// `control` reads it for its first arms. The trainer learns from what the arms in force say:
         /// `learner` if one of them serves it, else `champion`; if this names the other one, it waits.
@@ -69,6 +73,12 @@ edge::options! {
         /// Trajectories per step; an episode is one. At least a quarter of them have a gradient,
         /// however long that takes.
         pub cohort_size: u32 = 32 => 1..,
+        /// A cohort is also full when it has so many trained tokens. Default: not set.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub cohort_tokens: Option<u64> = None,
+        /// A cohort with a trajectory is also full so many seconds after the step before. Default: not set.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub cohort_seconds: Option<f64> = None,
         /// Answers that take longer from the first token to the last may be missed, seconds. The
         /// step waits for the others, so that it does not favor short answers.
         pub answer_seconds_max: f64 = 60.0 => 0.0..=86_400.0,
@@ -162,6 +172,15 @@ impl Options {
             self.realtime.staleness_max == 0 || !self.realtime.step.loss.is_supervised(),
             "trainer.realtime.staleness_max must be 0 with this trainer.realtime.step.loss, which does not weigh the tokens \
              of older versions"
+        );
+        ensure!(
+            self.realtime.trainer.is_springtide() || self.realtime.lora.is_none(),
+            "trainer.realtime.lora: a trainer outside publishes all weights; leave it out with trainer.realtime.trainer = \
+             \"external\""
+        );
+        ensure!(
+            self.realtime.cohort_tokens != Some(0) && self.realtime.cohort_seconds.is_none_or(|seconds| seconds > 0.0),
+            "trainer.realtime.cohort_tokens and cohort_seconds must be above 0"
         );
         if let Some(lora) = &self.realtime.lora {
             lora.check().map_err(|why| anyhow!("trainer.realtime.lora: {why}"))?;

@@ -176,6 +176,9 @@ edge::options! {
         /// or more nothing is quarantined. A sample beyond it is not from the version that it names.
         /// If those of most users are, on every replica and whatever the engine, the run pauses.
         pub k3_max: f64 = 0.05 => above(0.0),
+        /// How far a trainer outside may move the weights in one step: the norm of their change, as a part
+        /// of the parent's norm.
+        pub change_max: f64 = 0.1 => above(0.0),
     }
 }
 

@@ -635,6 +635,26 @@ fn mean_kl(new: &ExactModel, batches: &[KlBatch]) -> anyhow::Result<f64> {
     Ok(sum / tokens.max(1) as f64)
 }
 
+/// Mean KL(before‖after) over the trained tokens of the samples, at the temperatures that they were sampled
+/// with. For weights that another trainer made.
+pub fn kl(before: &ExactModel, after: &ExactModel, samples: &[Sample], batch_tokens: usize) -> anyhow::Result<f64> {
+    let _no_grad = tch::no_grad_guard();
+    let mut batches = Vec::new();
+    for batch in batch::pack(samples, &vec![0.0; samples.len()], batch_tokens)? {
+        if batch.targets.is_empty() {
+            continue;
+        }
+        let logits = autograd::tensor(&score(before, &batch, None)?.logits);
+        let before = log_softmax(&logits, &batch, None);
+        batches.push(KlBatch {
+            batch,
+            transform: None,
+            before,
+        });
+    }
+    mean_kl(after, &batches)
+}
+
 fn at_targets(distribution: &Tensor, batch: &MicroBatch) -> Tensor {
     let targets = Tensor::from_slice(&batch.targets).unsqueeze(1);
     distribution.gather(1, &targets, false).squeeze_dim(1)

@@ -5,7 +5,7 @@
 //! [`execute`] decides what becomes of the run then.
 
 use super::{COMPUTING, Failed, IDLE, evaluate, export, may_work, preference, supervised};
-use crate::executor::{AdapterSetup, Executor};
+use crate::executor::{AdapterSetup, Executor, StepOutcome, Trains};
 use crate::grpo;
 use crate::learn::learner::thread::Handle;
 use crate::trainer::{Trainer, pause};
@@ -14,6 +14,7 @@ use runs::api::create::line_of;
 use runs::api::preference::{Dpo, Kto};
 use runs::claim::{self, Claim};
 use runs::dataset::{self, Dataset, Member, Reference};
+use runs::door::TrainedBy;
 use runs::publish;
 use runs::run::{Kind, Status};
 use runs::schedule::Schedule;
@@ -115,16 +116,39 @@ impl<'a> Execution<'a> {
     }
 
     /// Loads the head of the run's line, which begins at its base version.
-    pub async fn open(&self, lora: Option<&model::lora::Config>, seed: u64) -> anyhow::Result<Executor<'a>> {
+    pub async fn open(
+        &self,
+        trainer: TrainedBy,
+        lora: Option<&model::lora::Config>,
+        seed: u64,
+    ) -> anyhow::Result<Executor<'a>> {
         let learner = self.learner.context("this queue has no learner")?;
         let base = self.base_version;
         let base =
             base.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
+        let trains = match (trainer, lora.cloned()) {
+            (TrainedBy::External, _) => Trains::Outside,
+            (TrainedBy::Springtide, Some(config)) => Trains::Adapter(AdapterSetup { config, seed }),
+            (TrainedBy::Springtide, None) => Trains::All,
+        };
         let (trainer, line) = (self.trainer, line_of(self.claim.run));
         publish::begin_line(&trainer.pool, &trainer.policy, &line, base).await?;
-        let adapter = lora.cloned().map(|config| AdapterSetup { config, seed });
-        let executor = Executor::open(trainer, learner, self.claim, &line, adapter).await?;
+        let limits = trainer.options.offline.guards;
+        let executor = Executor::open(trainer, learner, self.claim, &line, trains, limits).await?;
         Ok(executor.ok_or(Stop::Ended)?)
+    }
+
+    /// Waits for the trainer outside, if a full cohort waits for one.
+    pub async fn outside_step(&self, executor: &mut Executor<'_>) -> anyhow::Result<StepOutcome> {
+        let poll = Duration::from_millis(self.trainer.options.poll_ms);
+        while executor.awaits_commit() {
+            self.check().await?;
+            match executor.committed().await? {
+                StepOutcome::Waiting => self.pause(poll).await,
+                outcome => return Ok(outcome),
+            }
+        }
+        Ok(StepOutcome::Waiting)
     }
 
     /// Ends a run that has made its steps.

@@ -58,6 +58,9 @@ pub(super) trait Objective: DeserializeOwned {
     /// Samples of which z₀ is the mean, each with the trajectory's index.
     fn mismatched(trajectories: &[Vec<Sample>], context: usize) -> Vec<(usize, Sample)>;
 
+    /// For a trainer outside: the sign of each trajectory, with its weight. What has the same number is one unit.
+    fn sides(&self, trajectories: &[Vec<Sample>]) -> Vec<(usize, f64)>;
+
     /// The mean loss over the units, and for each trajectory what its gradient is weighed with. The
     /// learner divides by the number of trajectories.
     fn judge(&self, trajectories: &[Scored], mismatched: &[LogProbs]) -> Judged;
@@ -84,7 +87,8 @@ pub(super) struct Judged {
 struct Comparison<'a, O> {
     run: &'a Execution<'a>,
     config: &'a O,
-    reference: Referee,
+    /// `None`: a trainer outside has its own.
+    reference: Option<Referee>,
 }
 
 /// The base version, and what it gave so far.
@@ -97,8 +101,11 @@ struct Referee {
 pub(super) async fn train<O: Objective>(run: &Execution<'_>) -> anyhow::Result<()> {
     let config: O = run.config()?;
     let plan = config.plan();
-    let executor = run.open(plan.lora, plan.seed).await?;
-    let reference = Referee::load(run.trainer, run.base_version.unwrap_or(executor.head)).await?;
+    let executor = run.open(plan.trainer, plan.lora, plan.seed).await?;
+    let reference = match executor.outside {
+        Some(_) => None,
+        None => Some(Referee::load(run.trainer, run.base_version.unwrap_or(executor.head)).await?),
+    };
     let (_, members) = run.dataset(plan.dataset, None).await?;
     let units = config.units(run, &executor, members).await?;
     if units.is_empty() {
@@ -136,7 +143,7 @@ impl<O: Objective> Batches for Comparison<'_, O> {
         }
         let whole = |member: &&Member| member.generations.iter().all(|id| by_id.contains_key(id));
         let kept = units.iter().map(O::members).filter(|unit| unit.iter().all(whole));
-        let trajectories: Vec<Vec<Sample>> = kept
+        let mut trajectories: Vec<Vec<Sample>> = kept
             .flatten()
             .map(|member| {
                 member
@@ -155,7 +162,10 @@ impl<O: Objective> Batches for Comparison<'_, O> {
                 notes,
             });
         }
-        let judged = self.judge(executor, &trajectories).await?;
+        let judged = match self.reference.is_some() {
+            true => self.judge(executor, &trajectories).await?,
+            false => self.sided(&mut trajectories),
+        };
         let (settings, limits) = (self.config.plan().settings, self.run.trainer.options.offline.guards);
         let turns = trajectories.iter().zip(&judged.advantages);
         let advantages = turns.flat_map(|(turns, advantage)| turns.iter().map(|_| *advantage));
@@ -164,7 +174,7 @@ impl<O: Objective> Batches for Comparison<'_, O> {
         executor.accumulate(samples, advantages, settings, limits).await?;
         notes["preference"] = judged.metrics;
         Ok(Accumulated {
-            loss: Some(judged.loss),
+            loss: self.reference.is_some().then_some(judged.loss),
             is_empty: false,
             notes,
         })
@@ -172,11 +182,25 @@ impl<O: Objective> Batches for Comparison<'_, O> {
 }
 
 impl<O: Objective> Comparison<'_, O> {
+    /// What a trainer outside gets: which trajectories are one unit, and the sign of each as its advantage.
+    fn sided(&self, trajectories: &mut [Vec<Sample>]) -> Judged {
+        let sides = self.config.sides(trajectories);
+        for (turns, (unit, _)) in trajectories.iter_mut().zip(&sides) {
+            turns.iter_mut().for_each(|turn| turn.group = Some(unit.to_string()));
+        }
+        Judged {
+            loss: 0.0,
+            advantages: sides.into_iter().map(|(_, side)| side).collect(),
+            metrics: Value::Null,
+        }
+    }
+
     async fn judge(&mut self, executor: &Executor<'_>, trajectories: &[Vec<Sample>]) -> anyhow::Result<Judged> {
         let context = usize::try_from(executor.model_limits.context).unwrap_or(usize::MAX);
         let samples: Vec<Sample> = trajectories.iter().flatten().cloned().collect();
         let policy = of_head(executor, samples.clone()).await?;
-        let reference = self.reference.of(samples).await?;
+        let referee = self.reference.as_mut().context("no reference is loaded")?;
+        let reference = referee.of(samples).await?;
         let mut sums = policy.into_iter().zip(reference);
         let scored: Vec<Scored> = trajectories
             .iter()
@@ -191,7 +215,7 @@ impl<O: Objective> Comparison<'_, O> {
             .collect();
         let (of, samples): (Vec<usize>, Vec<Sample>) = O::mismatched(trajectories, context).into_iter().unzip();
         let policy = of_head(executor, samples.clone()).await?;
-        let reference = self.reference.compute(samples).await?;
+        let reference = referee.compute(samples).await?;
         let mut mismatched: BTreeMap<usize, LogProbs> = BTreeMap::new();
         for (trajectory, (policy, reference)) in of.into_iter().zip(policy.into_iter().zip(reference)) {
             let sum = mismatched.entry(trajectory).or_default();
@@ -254,6 +278,7 @@ impl Objective for Dpo {
             settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
+            trainer: self.trainer,
         }
     }
 
@@ -308,6 +333,11 @@ impl Objective for Dpo {
 
     fn mismatched(_: &[Vec<Sample>], _: usize) -> Vec<(usize, Sample)> {
         vec![]
+    }
+
+    fn sides(&self, trajectories: &[Vec<Sample>]) -> Vec<(usize, f64)> {
+        let alternating = [1.0, -1.0].into_iter().cycle().take(trajectories.len());
+        alternating.enumerate().map(|(place, side)| (place / 2, side)).collect()
     }
 
     fn judge(&self, trajectories: &[Scored], _: &[LogProbs]) -> Judged {
@@ -375,6 +405,7 @@ impl Objective for Kto {
             settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
+            trainer: self.trainer,
         }
     }
 
@@ -405,6 +436,17 @@ impl Objective for Kto {
             next.iter().map(moved).collect::<Option<Vec<_>>>()
         });
         other.flatten().collect()
+    }
+
+    fn sides(&self, trajectories: &[Vec<Sample>]) -> Vec<(usize, f64)> {
+        let rewards = trajectories
+            .iter()
+            .map(|turns| turns.first().map_or(0.0, |turn| turn.reward));
+        let side = |reward: f64| match reward >= self.threshold {
+            true => self.desirable_weight,
+            false => -self.undesirable_weight,
+        };
+        rewards.map(side).enumerate().collect()
     }
 
     fn judge(&self, trajectories: &[Scored], mismatched: &[LogProbs]) -> Judged {

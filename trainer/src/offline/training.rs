@@ -6,6 +6,7 @@ use super::order::{self, Order, POSITION, Position, Unit};
 use super::pages::Read;
 use crate::executor::{Executor, StepInputs, StepOutcome};
 use runs::dataset::{Member, Reference};
+use runs::door::TrainedBy;
 use runs::sample::{Sample, Turn};
 use runs::settings::StepSettings;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ pub(super) struct Plan<'a> {
     pub settings: StepSettings,
     pub seed: u64,
     pub lora: Option<&'a model::lora::Config>,
+    pub trainer: TrainedBy,
 }
 
 /// What a kind does with the units of a dataset.
@@ -52,6 +54,7 @@ pub(super) async fn make_steps<B: Batches>(
     mut batches: B,
 ) -> anyhow::Result<()> {
     let mut units = Order::new(units, plan.seed);
+    run.outside_step(&mut executor).await?; // of an execution before this one
     let mut position = order::position(&executor).await?;
     let mut without_step = 0;
     while executor.steps_done < plan.steps {
@@ -81,10 +84,14 @@ pub(super) async fn make_steps<B: Batches>(
             random: 0,
             notes,
         };
-        match executor.step_with_loss(inputs, batch.loss).await? {
+        let outcome = match executor.step_with_loss(inputs, batch.loss).await? {
+            StepOutcome::Waiting => run.outside_step(&mut executor).await?,
+            outcome => outcome,
+        };
+        match outcome {
             StepOutcome::Published => without_step = 0,
             StepOutcome::Paused => return Err(Stop::Ended.into()),
-            StepOutcome::Refused | StepOutcome::Empty => {}
+            StepOutcome::Refused | StepOutcome::Empty | StepOutcome::Waiting => {}
         }
     }
     run.succeed(&executor).await

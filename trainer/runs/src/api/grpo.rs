@@ -1,6 +1,7 @@
 //! What a GRPO run is asked for: who makes its rollouts, how they are compared, how its steps are made.
 
 use crate::advantage::{self, GroupAdvantage};
+use crate::door::TrainedBy;
 use crate::grader::Grader;
 use crate::settings::{Aggregation, Loss, OptimizerSettings, StepSettings};
 use serde::{Deserialize, Serialize};
@@ -92,6 +93,10 @@ impl Overlong {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
+    /// Who computes the steps: `springtide` (default), or `external`: whoever leases the cohorts,
+    /// `POST /v1/runs/{id}/cohorts`.
+    #[serde(skip_serializing_if = "TrainedBy::is_springtide")]
+    pub trainer: TrainedBy,
     /// Default `completion`.
     pub environment: Environment,
     /// Of completions; default `exact_match`. Other environments reward their rollouts.
@@ -145,6 +150,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
+            trainer: TrainedBy::default(),
             environment: Environment::default(),
             grader: Grader::default(),
             advantage: GroupAdvantage::default(),
@@ -217,8 +223,7 @@ impl Config {
         self.loss.check()?;
         self.check_overlong()?;
         self.weights()?;
-        let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
-        lora.map_err(|why| format!("lora: {why}"))
+        self.trainer.check_lora(self.lora.as_ref())
     }
 
     fn check_overlong(&self) -> Result<(), String> {

@@ -2,6 +2,7 @@
 
 use crate::dataset::Reference;
 use crate::dataset::file::Format;
+use crate::door::TrainedBy;
 use crate::settings::{Aggregation, Loss, OptimizerSettings, StepSettings};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -11,6 +12,9 @@ use uuid::Uuid;
 #[serde(deny_unknown_fields)]
 pub struct Supervised {
     pub dataset: Reference,
+    /// Who computes the steps; default `springtide`. `external`: whoever leases the cohorts.
+    #[serde(default, skip_serializing_if = "TrainedBy::is_springtide")]
+    pub trainer: TrainedBy,
     /// What is learned; default `sampled`.
     #[serde(default, skip_serializing_if = "Target::is_sampled")]
     pub target: Target,
@@ -85,6 +89,10 @@ impl Supervised {
                 "tokens_per_step counts what was sampled: with target = demonstration give batch_size instead",
             ),
             (
+                self.target.is_sampled() || self.trainer.is_springtide(),
+                "trainer: a trainer outside gets what was sampled, so target = demonstration needs trainer = springtide",
+            ),
+            (
                 self.target.is_sampled() || self.steps.is_some(),
                 "steps is missing: how many trajectories have a demonstration is known only when the run reads them",
             ),
@@ -96,8 +104,7 @@ impl Supervised {
         if let Some((_, why)) = rules.iter().find(|(holds, _)| !holds) {
             return Err((*why).to_string());
         }
-        let lora = self.lora.as_ref().map_or(Ok(()), model::lora::Config::check);
-        lora.map_err(|why| format!("lora: {why}"))
+        self.trainer.check_lora(self.lora.as_ref())
     }
 
     /// The settings of its steps: cross-entropy, every trained token counts the same.

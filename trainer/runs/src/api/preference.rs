@@ -2,6 +2,7 @@
 //! and `kto`.
 
 use crate::dataset::Reference;
+use crate::door::TrainedBy;
 use crate::settings::{Aggregation, Loss, OptimizerSettings, StepSettings};
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ const BATCH_MAX: u32 = 1024;
 #[serde(deny_unknown_fields)]
 pub struct Dpo {
     pub dataset: Reference,
+    /// Who computes the steps; default `springtide`. `external`: whoever leases the cohorts.
+    #[serde(default, skip_serializing_if = "TrainedBy::is_springtide")]
+    pub trainer: TrainedBy,
     /// Optimizer steps. Has no default: how many pairs a dataset has is known when the run reads it.
     pub steps: i64,
     /// Pairs per step, default 16.
@@ -56,6 +60,9 @@ pub enum PairBy {
 #[serde(deny_unknown_fields)]
 pub struct Kto {
     pub dataset: Reference,
+    /// Who computes the steps; default `springtide`. `external`: whoever leases the cohorts.
+    #[serde(default, skip_serializing_if = "TrainedBy::is_springtide")]
+    pub trainer: TrainedBy,
     /// Optimizer steps. Default: as many as read the dataset once.
     #[serde(default)]
     pub steps: Option<i64>,
@@ -117,7 +124,7 @@ impl Dpo {
             (self.batch_size, 1),
             self.learning_rate,
             self.beta,
-            self.lora.as_ref(),
+            self.trainer.check_lora(self.lora.as_ref()),
         )
     }
 }
@@ -140,19 +147,13 @@ impl Kto {
             (self.batch_size, 2),
             self.learning_rate,
             self.beta,
-            self.lora.as_ref(),
+            self.trainer.check_lora(self.lora.as_ref()),
         )
     }
 }
 
 /// What both kinds have. `batch`: its size and the smallest one.
-fn check(
-    steps: i64,
-    batch: (u32, u32),
-    learning_rate: f64,
-    beta: f64,
-    lora: Option<&model::lora::Config>,
-) -> Result<(), String> {
+fn check(steps: i64, batch: (u32, u32), learning_rate: f64, beta: f64, lora: Result<(), String>) -> Result<(), String> {
     let (size, smallest) = batch;
     if !(1..=1_000_000).contains(&steps) {
         return Err("steps must be in 1..=1000000".into());
@@ -166,8 +167,7 @@ fn check(
     if !(beta > 0.0 && beta <= 100.0) {
         return Err("beta must be in (0, 100]".into());
     }
-    lora.map_or(Ok(()), model::lora::Config::check)
-        .map_err(|why| format!("lora: {why}"))
+    lora
 }
 
 /// The settings of the steps of both kinds. The loss is that of

@@ -67,8 +67,15 @@ const SCHEMA: &str = "message generation {
     required int64 closed_at (TIMESTAMP(MICROS, true));
 }";
 
+/// After the others, in the files of a leased cohort.
+const TRAINING: &str = "
+    required double advantage;
+    required double weight;
+    required int64 bundle;
+}";
+
 /// Writes a file. What is complete can be taken out of its buffer at any time.
-pub(super) struct Writer {
+pub(crate) struct Writer {
     file: SerializedFileWriter<Shared>,
     written: Shared,
     taken: Vec<u8>,
@@ -100,7 +107,16 @@ impl Write for Shared {
 
 impl Writer {
     pub(super) fn new() -> Result<Self> {
-        let schema = Arc::new(parse_message_type(SCHEMA)?);
+        Self::with(SCHEMA)
+    }
+
+    /// A file of a leased cohort.
+    pub(crate) fn of_cohort() -> Result<Self> {
+        Self::with(&format!("{}{TRAINING}", SCHEMA.trim_end_matches('}')))
+    }
+
+    fn with(schema: &str) -> Result<Self> {
+        let schema = Arc::new(parse_message_type(schema)?);
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_created_by(concat!("springtide ", env!("CARGO_PKG_VERSION")).to_owned());
@@ -115,7 +131,7 @@ impl Writer {
     }
 
     /// Adds rows. Returns the bytes that are complete; take them away when there are enough.
-    pub(super) fn add(&mut self, rows: Vec<Row>) -> Result<&mut Vec<u8>> {
+    pub(crate) fn add(&mut self, rows: Vec<Row>) -> Result<&mut Vec<u8>> {
         for row in rows {
             let ids = row.prompt_ids.as_ref().map_or(0, Vec::len) + row.token_ids.len() + row.logprobs.len();
             self.waiting_bytes += 4 * ids;
@@ -129,7 +145,7 @@ impl Writer {
     }
 
     /// Ends the file. Returns the rest of its bytes.
-    pub(super) fn finish(mut self) -> Result<Vec<u8>> {
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>> {
         if !self.waiting.is_empty() {
             self.write_group()?;
         }
@@ -196,7 +212,10 @@ fn write_column(index: usize, column: &mut SerializedColumnWriter<'_>, rows: &[R
         37 => flat::<Int32Type>(column, rows, |row| row.episode_turns),
         38 => text(column, rows, |row| row.signal.as_deref()),
         39 => flat::<Int64Type>(column, rows, |row| row.feedback_at.map(microseconds)),
-        _ => flat::<Int64Type>(column, rows, |row| Some(microseconds(row.closed_at))),
+        40 => flat::<Int64Type>(column, rows, |row| Some(microseconds(row.closed_at))),
+        41 => flat::<DoubleType>(column, rows, |row| Some(row.training.unwrap_or_default().advantage)),
+        42 => flat::<DoubleType>(column, rows, |row| Some(row.training.unwrap_or_default().weight)),
+        _ => flat::<Int64Type>(column, rows, |row| Some(row.training.unwrap_or_default().bundle)),
     }
 }
 
@@ -266,6 +285,7 @@ fn list<'r, T: DataType, V: Copy + 'r>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Training;
     use super::*;
     use bytes::Bytes;
     use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -330,6 +350,31 @@ mod tests {
         ] {
             assert_eq!(rows[row][column], value, "{column} of row {row}");
         }
+    }
+
+    #[test]
+    fn a_cohort_has_what_training_adds() {
+        let training = Some(Training {
+            advantage: -0.5,
+            weight: 2.0,
+            bundle: 3,
+        });
+        let mut writer = Writer::of_cohort().unwrap();
+        let mut bytes = std::mem::take(
+            writer
+                .add(vec![Row {
+                    training,
+                    ..Row::example()
+                }])
+                .unwrap(),
+        );
+        bytes.extend(writer.finish().unwrap());
+        let rows = read(bytes);
+        let of = |column: &str| rows[0][column].as_str();
+        assert_eq!(
+            (of("advantage"), of("weight"), of("bundle"), of("reward")),
+            ("-0.5", "2.0", "3", "0.75")
+        );
     }
 
     #[test]

@@ -69,6 +69,19 @@ pub struct Row {
     pub feedback_at: Option<OffsetDateTime>,
     #[serde(with = "time::serde::rfc3339")]
     pub closed_at: OffsetDateTime,
+    /// Of a cohort that is leased. An export has none.
+    #[serde(skip)]
+    pub training: Option<Training>,
+}
+
+/// What a step does with a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Training {
+    pub advantage: f64,
+    /// See [`Sample::weight`](crate::sample::Sample::weight).
+    pub weight: f64,
+    /// The rollouts of one task, or the turns of one trajectory, have the same number.
+    pub bundle: i64,
 }
 
 /// How many tokens each of these generations has, with its whole context. Ids that are not stored any
@@ -145,6 +158,7 @@ pub async fn read(
             signal: row.signal,
             feedback_at: row.feedback_at,
             closed_at: row.closed_at,
+            training: None,
         }
     });
     let mut rows: BTreeMap<Uuid, Row> = rows.map(|row| (row.generation_id, row)).collect();
@@ -158,7 +172,7 @@ fn unsigned(ids: Vec<i32>) -> Vec<u32> {
 #[cfg(test)]
 impl Row {
     /// A small row for tests.
-    pub(super) fn example() -> Self {
+    pub(crate) fn example() -> Self {
         Row {
             generation_id: Uuid::from_u128(7),
             tenant: "default".into(),
@@ -201,6 +215,7 @@ impl Row {
             signal: Some("accept".into()),
             feedback_at: None,
             closed_at: OffsetDateTime::UNIX_EPOCH,
+            training: None,
         }
     }
 }

@@ -2,6 +2,8 @@
 //! `trajectory_use` and `published_intent`.
 
 use super::{Error, Prepared};
+use crate::door;
+use crate::select::drop_generations;
 use crate::uses::{self, Purpose};
 use artifact::digest::Digest;
 use artifact::manifest::{Manifest, RunStep};
@@ -359,6 +361,9 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         Some("disposition_pkey") => Error::AlreadyDecided,
         _ => error.into(),
     })?;
+    for (code, ids) in &record.dropped {
+        drop_generations(&mut *connection, record.run, ids, code).await?;
+    }
     uses::insert(
         &mut *connection,
         record.run,
@@ -386,6 +391,7 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     )
     .execute(&mut *connection)
     .await?;
+    door::commit(&mut *connection, record.run, record.step).await?;
     sqlx::query!("update run set steps_done = $2 where id = $1", record.run, record.step)
         .execute(&mut *connection)
         .await?;

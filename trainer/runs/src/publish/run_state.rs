@@ -52,6 +52,9 @@ pub struct StepRecord {
     pub step: i64,
     /// Generations trained on, in ascending order.
     pub cohort: Vec<Uuid>,
+    /// Generations that its trainer did not train on, by code.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped: BTreeMap<String, Vec<Uuid>>,
     /// Baselines after this step.
     pub baselines: BTreeMap<String, Baseline>,
     /// Loss, gradient norm, KL, parity, mismatch, timings.
@@ -254,6 +257,7 @@ mod tests {
                 run: Uuid::now_v7(),
                 step: 3,
                 cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
+                dropped: BTreeMap::from([("too_long".into(), vec![Uuid::now_v7()])]),
                 baselines: BTreeMap::from([(
                     "completion".into(),
                     Baseline {

@@ -113,6 +113,7 @@ fn record() -> StepRecord {
         run: Uuid::nil(),
         step: 1,
         cohort: vec![],
+        dropped: Default::default(),
         baselines: Default::default(),
         metrics: serde_json::Value::Null,
     }

@@ -1,0 +1,38 @@
+"""A loss of your own on the answers that users judged: one process, plain PyTorch.
+
+    pip install 'springtide[trainer]' torch transformers
+    springtide policy pull realtime model
+    python own_loss.py model
+"""
+
+import sys
+import tempfile
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import springtide
+
+
+def loss_of(logp, sample):
+    """Yours: a number from log π of the trained tokens (a tensor) and a `springtide.TrainingSample`."""
+    return -sample.advantage * logp.sum()
+
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
+for cohort in springtide.Trainer():
+    samples, total = list(cohort.samples()), 0.0
+    for sample in samples:
+        ids = torch.tensor([sample.token_ids])
+        logits = model(ids).logits[0, :-1].float() / sample.temperature
+        logp = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        loss = loss_of(logp[torch.tensor(sample.loss_mask[1:])], sample) / len(samples)
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    with tempfile.TemporaryDirectory() as folder:
+        rounded = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
+        model.save_pretrained(folder, state_dict=rounded)
+        cohort.commit(folder, metrics={"loss": total})
