@@ -82,6 +82,11 @@ class TrainingSample:
     #: All columns, as docs/FORMAT.md describes them.
     row: Mapping[str, Any] = field(repr=False)
 
+    @property
+    def trajectory_id(self) -> UUID:
+        """What has one reward: the generation, or the session or rollout that it is a turn of."""
+        return self.generation_id if self.row["episode_turns"] is None else self.episode_id
+
     @staticmethod
     def of(row: Mapping[str, Any]) -> TrainingSample:
         """The sample of a row of `Cohort.rows`."""
@@ -201,7 +206,7 @@ class Trainer:
             try:
                 answer = self._control.post(f"/v1/runs/{self.run_id}/cohorts", wanted, repeatable=True)
             except ConflictError:
-                run = _protocol.decoded(self._control.get(f"/v1/runs/{self.run_id}"), "run")
+                run = _protocol.decoded(self._control.get(f"/v1/runs/{self.run_id}"), "status")
                 if run["status"] in ENDED:
                     self._say(f"the run is {run['status']}\n")
                     return None
@@ -210,7 +215,7 @@ class Trainer:
                 return answer
 
     def _realtime(self) -> str:
-        runs = _protocol.decoded(self._control.get("/v1/runs?kind=realtime&limit=1"), "runs")["data"]
+        runs = _protocol.decoded(self._control.get("/v1/runs?kind=realtime&limit=1"), "data")["data"]
         if not runs:
             raise SpringtideError("there is no realtime run yet: start `springtide train`, or name a run")
         return str(runs[0]["id"])
@@ -378,7 +383,7 @@ class Cohort:
             raise self._lost
 
     def _look(self) -> dict[str, Any]:
-        return _protocol.decoded(self._trainer._control.get(f"/v1/cohorts/{self.id}"), "cohort")
+        return _protocol.decoded(self._trainer._control.get(f"/v1/cohorts/{self.id}"), "state")
 
     def _part(self, part: int) -> bytes | None:
         """A file of samples; None after the last."""

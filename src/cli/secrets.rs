@@ -128,6 +128,7 @@ fn write_once(path: &Path, text: impl FnOnce() -> anyhow::Result<String>) -> any
 pub async fn register(dir: &Path, config: &Config, pool: &PgPool) -> anyhow::Result<()> {
     ensure!(dir.is_dir(), "--secrets {}: there is no such folder", dir.display());
     let person = CommandLine::new();
+    let mut known: Vec<String> = Vec::new();
     for (folder, grant) in api_keys() {
         let path = dir.join(folder).join(API_KEY);
         if !path.exists() {
@@ -151,12 +152,12 @@ pub async fn register(dir: &Path, config: &Config, pool: &PgPool) -> anyhow::Res
         )
         .await
         .with_context(|| format!("register {}", path.display()))?;
+        known.push(format!("the API key of {folder}"));
     }
     let serve = dir.join("serve");
-    if !serve.is_dir() {
-        return Ok(());
-    }
-    for entry in fs::read_dir(&serve).with_context(|| format!("list {}", serve.display()))? {
+    let samplers = serve.is_dir().then(|| fs::read_dir(&serve)).transpose();
+    let samplers = samplers.with_context(|| format!("list {}", serve.display()))?;
+    for entry in samplers.into_iter().flatten() {
         let path = entry.with_context(|| format!("list {}", serve.display()))?.path();
         let (Some(name), Some(SAMPLER)) = (
             path.file_stem().and_then(|name| name.to_str()),
@@ -167,7 +168,9 @@ pub async fn register(dir: &Path, config: &Config, pool: &PgPool) -> anyhow::Res
         register_sampler(pool, config, &SamplerKey::load(&path)?, name)
             .await
             .with_context(|| format!("register {}", path.display()))?;
+        known.push(format!("the sampler {name}"));
     }
+    println!("the schema is there, and known are: {}", known.join(", "));
     Ok(())
 }
 

@@ -23,6 +23,7 @@ use model::lora;
 use runs::advantage;
 use runs::advantage::{Baseline, Baselines};
 use runs::claim::{self, Claim};
+use runs::door::TrainedBy;
 use runs::memory;
 use runs::publish::run_state::{Encoded, RunState, StepRecord};
 use runs::publish::{self, Draft, Published};
@@ -62,7 +63,7 @@ pub(crate) struct Executor<'a> {
     pub model_limits: ModelLimits,
     /// Bounds that the weights of a trainer outside must keep.
     pub limits: Limits,
-    trains: Trains,
+    pub trains: Trains,
     /// Of a run that is trained outside.
     pub outside: Option<Outside>,
 }
@@ -73,8 +74,8 @@ pub(crate) enum Trains {
     /// All weights.
     All,
     Adapter(AdapterSetup),
-    /// All weights, by a trainer outside.
-    Outside,
+    /// All weights, by a trainer outside. The name of its launcher, if this process starts it.
+    Outside(Option<String>),
 }
 
 /// An adapter to train instead of all weights, and the seed of its initial factors.
@@ -82,6 +83,18 @@ pub(crate) enum Trains {
 pub(crate) struct AdapterSetup {
     pub config: lora::Config,
     pub seed: u64,
+}
+
+impl Trains {
+    /// `seed`: of the initial factors of an adapter.
+    pub fn of(trainer: &TrainedBy, lora: Option<&lora::Config>, seed: u64) -> Self {
+        match (trainer, lora.cloned()) {
+            (TrainedBy::External, _) => Trains::Outside(None),
+            (TrainedBy::Launcher(name), _) => Trains::Outside(Some(name.clone())),
+            (TrainedBy::Springtide, Some(config)) => Trains::Adapter(AdapterSetup { config, seed }),
+            (TrainedBy::Springtide, None) => Trains::All,
+        }
+    }
 }
 
 /// The inputs of a step besides its cohort.
@@ -238,7 +251,7 @@ impl<'a> Executor<'a> {
             (row.class, baseline)
         });
         self.baselines = baselines.collect();
-        let is_outside = matches!(self.trains, Trains::Outside);
+        let is_outside = matches!(self.trains, Trains::Outside(_));
         if self.line != runs::REALTIME_LINE && !is_outside {
             self.ask_memory().await?;
         }
@@ -312,7 +325,7 @@ impl<'a> Executor<'a> {
     fn adapter(&self) -> Option<&AdapterSetup> {
         match &self.trains {
             Trains::Adapter(adapter) => Some(adapter),
-            Trains::All | Trains::Outside => None,
+            Trains::All | Trains::Outside(_) => None,
         }
     }
 

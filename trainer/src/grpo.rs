@@ -33,7 +33,7 @@ pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
     let tasks = sqlx::query_scalar!("select id from task where run_id = $1 order by id", id)
         .fetch_all(&trainer.pool)
         .await?;
-    let mut executor = run.open(config.trainer, config.lora.as_ref(), config.seed).await?;
+    let mut executor = run.open(&config.trainer, config.lora.as_ref(), config.seed).await?;
     let harness = Harness::new(trainer, id, run.schedule.priority, &executor.line, &config).await?;
     leases::give_up_interrupted(&trainer.pool, &run.claim, harness::HOLDER).await?;
     let mut draws = Draws::new(trainer, &config, tasks).await?;

@@ -5,13 +5,17 @@
 //! outside drops what does not fit, with a code. Of the weights this process checks form, values, how far they
 //! have moved, and, where our model computes the architecture, KL on a part of the cohort.
 
+mod launch;
+
 use crate::cohort::Cohort as Members;
-use crate::executor::{Executor, StepInputs, StepOutcome};
+use crate::executor::{Executor, StepInputs, StepOutcome, Trains};
 use crate::learn::guards;
 use crate::learn::learner::{Metrics, kl};
+use crate::offline::Failed;
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::delta;
+use launch::Launched;
 use model::config::{ModelConfig, declared_context};
 use model::exact::ExactModel;
 use runs::advantage;
@@ -21,6 +25,7 @@ use runs::door::{self, Cohort, Ready, State, Submission, Submitted};
 use runs::grammar::Grammars;
 use runs::publish::Error as PublishError;
 use runs::publish::run_state::{RunState, StepRecord};
+use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::{self, Answers};
 use serde_json::{Value, json};
@@ -45,6 +50,8 @@ pub(crate) struct Outside {
     parent: Arc<Checkpoint>,
     /// How many bundles were handed out.
     bundles: i64,
+    /// The trainer, if this process has started it.
+    launched: Option<Launched>,
 }
 
 /// Weights that may be published.
@@ -81,7 +88,11 @@ fn limits_of(checkpoint: &Checkpoint) -> anyhow::Result<ModelLimits> {
 
 impl Outside {
     /// The cohort of the executor's next step, from the head on.
-    pub async fn open(executor: &Executor<'_>, parent: Arc<Checkpoint>) -> anyhow::Result<Self> {
+    async fn open(
+        executor: &Executor<'_>,
+        parent: Arc<Checkpoint>,
+        launched: Option<Launched>,
+    ) -> anyhow::Result<Self> {
         let trainer = executor.trainer;
         let step = executor.steps_done + 1;
         let cohort = Cohort::open(&trainer.pool, &executor.claim, step, executor.head).await?;
@@ -96,6 +107,7 @@ impl Outside {
             cohort,
             parent,
             bundles: 0,
+            launched,
         })
     }
 }
@@ -105,8 +117,29 @@ impl Executor<'_> {
     pub(crate) async fn load_outside(&mut self, head: Arc<Checkpoint>) -> anyhow::Result<()> {
         self.cohort = Members::new();
         self.model_limits = limits_of(&head)?;
-        self.outside = Some(Outside::open(self, head).await?);
+        let running = self.outside.take().and_then(|outside| outside.launched);
+        let launched = match running {
+            Some(launched) => Some(launched),
+            None => self.launch()?,
+        };
+        self.outside = Some(Outside::open(self, head, launched).await?);
         Ok(())
+    }
+
+    /// Starts the launcher of the run, if it has one.
+    fn launch(&self) -> anyhow::Result<Option<Launched>> {
+        let Trains::Outside(Some(name)) = &self.trains else {
+            return Ok(None);
+        };
+        let trainer = self.trainer;
+        let launcher = trainer.options.launcher.iter().find(|launcher| launcher.name == *name);
+        let launcher = launcher.ok_or_else(|| {
+            Failed(format!(
+                "there is no [[trainer.launcher]] {name:?} in the configuration of `train`"
+            ))
+        })?;
+        let (url, folder) = (trainer.control_url.clone(), trainer.state_dir.join("launchers"));
+        Launched::start(launcher.clone(), trainer.pool.clone(), self.claim, url, &folder).map(Some)
     }
 
     /// Whether a full cohort waits for its trainer.
@@ -161,6 +194,10 @@ impl Executor<'_> {
         };
         let (cohort, parent) = (outside.cohort.clone(), Arc::clone(&outside.parent));
         let Some(submitted) = cohort.submitted(pool).await? else {
+            if let Some(reason) = outside.launched.as_ref().and_then(Launched::gave_up) {
+                self.release(Status::Paused, &reason).await?;
+                return Ok(StepOutcome::Paused);
+            }
             return Ok(StepOutcome::Waiting);
         };
         let started = Instant::now();
@@ -248,7 +285,9 @@ impl Executor<'_> {
             }
         };
         self.published(published.version, ready.baselines, ready.random);
-        self.outside = Some(Outside::open(self, checkpoint).await?);
+        let launched = self.outside.take().and_then(|outside| outside.launched);
+        launched.iter().for_each(Launched::made_step);
+        self.outside = Some(Outside::open(self, checkpoint, launched).await?);
         let tail_seconds = timings.compute_tail + started.elapsed().as_secs_f64();
         self.report(&metrics, timings, &published, tail_seconds);
         Ok(StepOutcome::Published)

@@ -16,7 +16,7 @@
 mod admission;
 mod alias;
 
-use crate::executor::{AdapterSetup, Executor, StepInputs, StepOutcome, Trains};
+use crate::executor::{Executor, StepInputs, StepOutcome, Trains};
 use crate::learn::learner::thread::Handle;
 use crate::quarantine;
 use crate::share_alarm::{CAPPED, ShareAlarm, UNPROVEN};
@@ -26,7 +26,6 @@ use alias::{AliasState, Announced};
 use futures::FutureExt;
 use runs::advantage::Baselines;
 use runs::claim::{self, Claim, Fenced, append_event};
-use runs::door::TrainedBy;
 use runs::options::{REALTIME_LINE, Realtime};
 use runs::publish;
 use runs::run::Status;
@@ -107,15 +106,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         return Ok(End::Idle);
     }
     // seeded by the run's id: a restart before the first step starts with the same factors
-    let adapter = |config| AdapterSetup {
-        config,
-        seed: run.as_u128() as u64,
-    };
-    let trains = match (options.trainer, options.lora.clone()) {
-        (TrainedBy::External, _) => Trains::Outside,
-        (TrainedBy::Springtide, Some(config)) => Trains::Adapter(adapter(config)),
-        (TrainedBy::Springtide, None) => Trains::All,
-    };
+    let trains = Trains::of(&options.trainer, options.lora.as_ref(), run.as_u128() as u64);
     if publish::line(pool, &trainer.policy, REALTIME_LINE).await?.is_none() {
         return Ok(End::Idle);
     }

@@ -41,6 +41,10 @@ pub struct Environment {
     pub keys_dir: PathBuf,
     /// Base URL of the serving API, for rollouts: `http://127.0.0.1:8000`.
     pub serve_url: String,
+    /// Base URL of the control role, for trainers that this process launches.
+    pub control_url: String,
+    /// For what they print.
+    pub state_dir: PathBuf,
     /// Says whether the trainer computes.
     pub computing: Computing,
 }
@@ -56,6 +60,9 @@ pub(crate) struct Trainer {
     pub publisher: Publisher,
     pub producer: Producer,
     pub serve_url: String,
+    /// For trainers that this process launches.
+    pub control_url: String,
+    pub state_dir: PathBuf,
     pub computing: Computing,
     /// Offline runs that are worked on.
     pub working: Working,
@@ -96,6 +103,8 @@ impl Trainer {
             producer,
             judges: Arc::new(judges),
             serve_url: environment.serve_url.trim_end_matches('/').to_string(),
+            control_url: environment.control_url.trim_end_matches('/').to_string(),
+            state_dir: environment.state_dir,
             computing: environment.computing,
             working: Working::default(),
             exporting: Working::default(),

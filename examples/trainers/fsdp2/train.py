@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder for weights and optimizer states, on every node")
     parser.add_argument("--springtide", default="springtide", help="the program, for `policy pull`")
     parser.add_argument("--config", help="its configuration file")
-    parser.add_argument("--loss", choices=["reinforce_is", "ppo_clip"], default="reinforce_is")
+    parser.add_argument("--loss", choices=["reinforce_is", "ppo_clip", "gspo", "verdicts"], default="reinforce_is")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--clip-norm", type=float, default=1.0)
     parser.add_argument("--tokens", type=int, default=4096, help="padded tokens of a micro-batch, at most")
@@ -100,7 +100,7 @@ class Job:
         """One optimizer step on this rank's part of the cohort."""
         started = time.monotonic()
         samples = [sample for sample in cohort.samples() if any(sample.loss_mask)]
-        trajectories = self._sum(len({sample.episode_id for sample in samples}))
+        trajectories = self._sum(len({sample.trajectory_id for sample in samples}))
         batches = list(self._batches(samples))
         # every rank makes as many passes, because each pass gathers weights from all
         passes = int(self._max(len(batches)))
@@ -146,13 +146,15 @@ class Job:
         attention = rows(([1] * len(sample.token_ids) for sample in batch), 0)
         trained = rows((sample.loss_mask for sample in batch), False)[:, 1:]
         logprobs = rows((sample.logprobs for sample in batch), 0.0)[:, 1:][trained]
-        temperature = torch.tensor([sample.temperature for sample in batch], device=self.device)[:, None]
+        own = self.args.loss == "verdicts"  # it asks for the policy's own distribution
+        temperatures = [1.0 if own else sample.temperature for sample in batch]
+        temperature = torch.tensor(temperatures, device=self.device)[:, None]
         advantage = torch.tensor([sample.advantage * sample.weight for sample in batch], device=self.device)
         logits = self.model(ids, attention_mask=attention).logits[:, :-1][trained].float()
         logits = logits / temperature.expand(-1, length - 1)[trained][:, None]
         logp = logits.log_softmax(-1).gather(1, ids[:, 1:][trained][:, None])[:, 0]
         advantage = advantage[:, None].expand(-1, length - 1)[trained].float()
-        return getattr(losses, self.args.loss)(logp, logprobs, advantage).sum()
+        return getattr(losses, self.args.loss)(logp, logprobs, advantage, trained.sum(1).tolist()).sum()
 
     def save(self, cohort: springtide.Cohort) -> tuple[Path, Path]:
         """Writes this rank's shards: the new weights as bfloat16, and what a restart needs."""

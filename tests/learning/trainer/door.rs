@@ -560,3 +560,61 @@ async fn runs_over_a_dataset_hand_out_what_their_losses_compare() {
     assert_eq!(status, 400, "{problem}");
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launched_trainer_is_started_again_and_ends_with_its_run() {
+    let world = World::start("door_launcher").await;
+    world.follow(1, world.base, 0).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let control = control(&world).await;
+    let script = "echo started for $SPRINGTIDE_RUN; test -n \"$SPRINGTIDE_API_KEY\"; sleep 0.2; exit 3";
+    let mut options = outside(&world);
+    options.realtime.trainer = TrainedBy::Launcher("job".into());
+    options.launcher = vec![runs::options::Launcher {
+        name: "job".into(),
+        command: ["sh", "-c", script].map(str::to_owned).into(),
+        restarts_max: 1,
+        api_key: Some("spring_secret".into()),
+    }];
+    options.check().unwrap();
+    let running = world.run(options.clone());
+    let paused = eventually("the run pauses", SOON, async || {
+        let (status, reason) = world.status().await?;
+        (status == "paused").then(|| reason.unwrap_or_default())
+    })
+    .await;
+    assert!(paused.contains("ended 2 times in a row"), "{paused}");
+    let ends: Vec<String> = world
+        .events()
+        .await
+        .into_iter()
+        .filter(|event| event.contains("exit status: 3"))
+        .collect();
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    let run: Uuid = sqlx::query_scalar("select id from run")
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    let log = std::fs::read_to_string(world.stack.dir.path().join(format!("train/launchers/{run}.log"))).unwrap();
+    assert_eq!(log, format!("started for {run}\n").repeat(2));
+    running.stop().await;
+
+    // one that goes on is ended when the run pauses
+    let pid = world.stack.dir.path().join("pid");
+    options.launcher[0].command[2] = format!("echo $$ > {}; exec sleep 600", pid.display());
+    let running = world.run(options);
+    let (status, _) = post(format!("{control}/v1/runs/{run}/resume"), &json!({})).await;
+    assert_eq!(status, 200);
+    let pid = eventually("it is started", SOON, async || {
+        let text = std::fs::read_to_string(&pid).ok()?;
+        text.trim().parse::<i32>().ok()
+    })
+    .await;
+    let (status, _) = post(format!("{control}/v1/runs/{run}/pause"), &json!({})).await;
+    assert_eq!(status, 200);
+    eventually("it has ended", SOON, async || {
+        (!std::path::Path::new(&format!("/proc/{pid}/stat")).exists()).then_some(())
+    })
+    .await;
+    running.stop().await;
+}

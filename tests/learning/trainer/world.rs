@@ -244,6 +244,8 @@ impl World {
             payloads: self.payloads(),
             keys_dir: self.stack.keys_dir.clone(),
             serve_url: serve_url.into(),
+            control_url: "http://127.0.0.1:9".into(),
+            state_dir: self.stack.dir.path().join("train"),
             computing: Computing::default(),
         };
         let shutdown = CancellationToken::new();

@@ -38,6 +38,8 @@ pub async fn run(app: &App) -> anyhow::Result<()> {
         payloads: role::payloads(app)?,
         keys_dir: config.keys_dir(),
         serve_url: config.serve_url(),
+        control_url: config.control_url(),
+        state_dir: config.state_dir.clone(),
         pool: role.pool,
         computing,
     };

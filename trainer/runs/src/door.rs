@@ -29,7 +29,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// Who computes the steps of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedBy {
     /// The process `train`.
@@ -37,6 +37,8 @@ pub enum TrainedBy {
     Springtide,
     /// Whoever leases its cohorts: `POST /v1/runs/{id}/cohorts`.
     External,
+    /// The same, started by `train`: the name of a `[[trainer.launcher]]`.
+    Launcher(String),
 }
 
 impl TrainedBy {
@@ -45,12 +47,12 @@ impl TrainedBy {
     }
 
     /// Refuses settings of a run's adapter that cannot work.
-    pub fn check_lora(self, lora: Option<&model::lora::Config>) -> Result<(), String> {
+    pub fn check_lora(&self, lora: Option<&model::lora::Config>) -> Result<(), String> {
         match (self, lora) {
             (_, None) => Ok(()),
             (Self::Springtide, Some(lora)) => lora.check().map_err(|why| format!("lora: {why}")),
-            (Self::External, Some(_)) => {
-                Err("lora: a trainer outside publishes all weights, so leave it out with trainer = external".into())
+            (Self::External | Self::Launcher(_), Some(_)) => {
+                Err("lora: a trainer outside publishes all weights, so leave it out, or train with springtide".into())
             }
         }
     }
@@ -270,6 +272,17 @@ impl Cohort {
         .await?;
         Ok(parts.into_iter().flatten().collect())
     }
+}
+
+/// Ends the lease of a run's cohort: its trainer is known to be dead.
+pub async fn end_lease(pool: &PgPool, run: Uuid) -> sqlx::Result<()> {
+    sqlx::query!(
+        "update cohort set expires_at = now(), client_token = null where run_id = $1 and state in ('filling', 'full')",
+        run
+    )
+    .execute(pool)
+    .await?;
+    Ok(())
 }
 
 /// In the transaction of a step: its cohort, if it had one outside, is committed.

@@ -21,6 +21,9 @@ edge::options! {
         pub realtime: Realtime,
         /// Offline runs.
         pub offline: Offline,
+        /// `[[trainer.launcher]]`: commands that train the cohorts of runs.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        pub launcher: Vec<Launcher> = Vec::new(),
         /// `[[trainer.judge]]`: models that graders of offline runs may ask.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         pub judge: Vec<judge::Options> = Vec::new(),
@@ -50,11 +53,30 @@ edge::options! {
 }
 
 edge::options! {
+    /// `[[trainer.launcher]]`: a command that leases a run's cohorts and commits them, such as torchrun. It
+    /// gets `SPRINGTIDE_RUN`, `SPRINGTIDE_CONTROL` and `SPRINGTIDE_API_KEY`, and is started again when it
+    /// ends.
+    pub struct Launcher {
+        /// How runs name it.
+        pub name: String,
+        /// The program and its arguments; no shell reads them.
+        pub command: Vec<String>,
+        /// It is not started again after so many further ends in a row without a step between them: the run
+        /// pauses.
+        pub restarts_max: u32 = 3,
+        /// Key for `control`, with the scopes `train` and `read`. Never printed.
+        #[serde(skip_serializing)]
+        pub api_key: Option<String> = None,
+    }
+}
+
+edge::options! {
     /// `[trainer.realtime]`: learning from production.
     pub struct Realtime {
         /// Whether this process runs the realtime run.
         pub enabled: bool = true,
-        /// Who computes its steps: `springtide`, this process; or `external`, whoever leases its cohorts.
+        /// Who computes its steps: `springtide`, this process; `external`, whoever leases its cohorts; or
+        /// { launcher = "NAME" }, the same, started by this process.
         #[serde(skip_serializing_if = "TrainedBy::is_springtide")]
         pub trainer: TrainedBy,
         /// The alias whose traffic it learns from: `learner`, or `champion` where no arm explores.
@@ -208,6 +230,23 @@ impl Options {
              seq-mean-token-mean"
         );
         judge::check(&self.judge)?;
+        for (i, launcher) in self.launcher.iter().enumerate() {
+            let name = &launcher.name;
+            ensure!(
+                !name.is_empty() && !launcher.command.is_empty(),
+                "trainer.launcher {name:?}: name and command must not be empty"
+            );
+            ensure!(
+                self.launcher.iter().take(i).all(|other| other.name != *name),
+                "trainer.launcher {name:?} is declared twice"
+            );
+        }
+        if let TrainedBy::Launcher(name) = &self.realtime.trainer {
+            ensure!(
+                self.launcher.iter().any(|launcher| launcher.name == *name),
+                "trainer.realtime.trainer: there is no [[trainer.launcher]] {name:?}"
+            );
+        }
         if let Err(why) = self.realtime.step.check() {
             bail!("trainer.realtime.step.{why}");
         }

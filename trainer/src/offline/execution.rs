@@ -5,7 +5,7 @@
 //! [`execute`] decides what becomes of the run then.
 
 use super::{COMPUTING, Failed, IDLE, evaluate, export, may_work, preference, supervised};
-use crate::executor::{AdapterSetup, Executor, StepOutcome, Trains};
+use crate::executor::{Executor, StepOutcome, Trains};
 use crate::grpo;
 use crate::learn::learner::thread::Handle;
 use crate::trainer::{Trainer, pause};
@@ -118,7 +118,7 @@ impl<'a> Execution<'a> {
     /// Loads the head of the run's line, which begins at its base version.
     pub async fn open(
         &self,
-        trainer: TrainedBy,
+        trainer: &TrainedBy,
         lora: Option<&model::lora::Config>,
         seed: u64,
     ) -> anyhow::Result<Executor<'a>> {
@@ -126,11 +126,7 @@ impl<'a> Execution<'a> {
         let base = self.base_version;
         let base =
             base.ok_or_else(|| Failed("the run has no base version: create it again with `base_version`".into()))?;
-        let trains = match (trainer, lora.cloned()) {
-            (TrainedBy::External, _) => Trains::Outside,
-            (TrainedBy::Springtide, Some(config)) => Trains::Adapter(AdapterSetup { config, seed }),
-            (TrainedBy::Springtide, None) => Trains::All,
-        };
+        let trains = Trains::of(trainer, lora, seed);
         let (trainer, line) = (self.trainer, line_of(self.claim.run));
         publish::begin_line(&trainer.pool, &trainer.policy, &line, base).await?;
         let limits = trainer.options.offline.guards;

@@ -278,7 +278,7 @@ impl Objective for Dpo {
             settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
-            trainer: self.trainer,
+            trainer: &self.trainer,
         }
     }
 
@@ -405,7 +405,7 @@ impl Objective for Kto {
             settings: step_settings(self.learning_rate),
             seed: self.seed,
             lora: self.lora.as_ref(),
-            trainer: self.trainer,
+            trainer: &self.trainer,
         }
     }
 

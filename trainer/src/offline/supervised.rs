@@ -33,7 +33,7 @@ pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
         settings: config.step_settings(),
         seed: config.seed,
         lora: config.lora.as_ref(),
-        trainer: config.trainer,
+        trainer: &config.trainer,
     };
     let executor = run.open(plan.trainer, plan.lora, plan.seed).await?;
     let (dataset, mut members) = run.dataset(&config.dataset, None).await?;

@@ -20,7 +20,7 @@ pub(super) struct Plan<'a> {
     pub settings: StepSettings,
     pub seed: u64,
     pub lora: Option<&'a model::lora::Config>,
-    pub trainer: TrainedBy,
+    pub trainer: &'a TrainedBy,
 }
 
 /// What a kind does with the units of a dataset.

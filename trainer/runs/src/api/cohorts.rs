@@ -100,7 +100,10 @@ pub(super) async fn take(
             return Err(Problem::conflict(why));
         }
         let trainer = run.config.get("trainer").cloned().unwrap_or_default();
-        if serde_json::from_value(trainer).unwrap_or(TrainedBy::Springtide) != TrainedBy::External {
+        if serde_json::from_value(trainer)
+            .unwrap_or(TrainedBy::Springtide)
+            .is_springtide()
+        {
             return Err(Problem::conflict(format!(
                 "the process `train` computes the steps of run {id}: its cohorts are not leased. Set `trainer` to \
                  `external`, for the realtime run as trainer.realtime.trainer"
