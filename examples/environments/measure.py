@@ -56,7 +56,7 @@ def main() -> None:
     where.add_argument("--base-url")
     where.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--model", default="agent")
-    parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--label", default="success")
     parser.add_argument("--summaries", choices=SUMMARIES, default="trained", help="of recall")

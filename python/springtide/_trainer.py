@@ -186,11 +186,11 @@ class Trainer:
         if self.rank == 0:
             try:
                 mine = (ask(), None)
-            except SpringtideError as error:
-                mine = (None, error)
-        answer, error = self._gather(mine)[0]
-        if error is not None:
-            raise error
+            except SpringtideError as refused:
+                mine = (None, refused)
+        answer, failed = self._gather(mine)[0]
+        if failed is not None:
+            raise failed
         return answer
 
     def _lease(self) -> dict[str, Any] | None:

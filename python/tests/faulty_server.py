@@ -61,6 +61,9 @@ def serving(*answers: Answer) -> Iterator[Server]:
         def do_POST(self) -> None:
             self.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
+        def do_PUT(self) -> None:
+            self.answer(self.rfile.read(int(self.headers["content-length"])))
+
         def answer(self, body: Any) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
             answer = server.take(Received(self.path, headers, body))

@@ -1,4 +1,5 @@
-# Trains the model of the example environments into .springtide/agent. More than half an hour on one core. STEPS=875
+# Trains the model of the example environments again (demo/models/agent), into .springtide/agent. Half an hour on one core.
+# STEPS=875
 need build
 tools/environments-venv.sh .springtide/environments-venv
 "$environments" examples/environments/base/build.py base .springtide/agent

@@ -1,0 +1,163 @@
+"""Cohorts, against a server that answers what a test says. `tests/learning/trainer/door.rs` has the real one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_server import Answer, Server, serving
+
+from springtide import ConflictError, RequestError, Retries, Trainer, TrainingSample, bundles
+from springtide import _trainer as trainers
+
+SOON = Retries(attempts_max=4, first_delay_seconds=0.001)
+NOTHING = Answer(204)
+ENDED = Answer(409, {"type": "/problems/conflict", "title": "Conflict", "detail": "run r is succeeded"})
+SUCCEEDED = Answer(200, {"id": "r", "status": "succeeded"})
+DONE = Answer(200, {"object": "cohort"})
+
+
+def cohort(**more: Any) -> dict[str, Any]:
+    leased = {
+        "object": "cohort",
+        "id": "c",
+        "run_id": "r",
+        "line": "realtime",
+        "step": 3,
+        "state": "full",
+        "fence": 7,
+        "parent": 12,
+        "parent_root": "ab",
+        "trainer_state": {"at": 2},
+        "lease_seconds": 600,
+        "parts": 1,
+    }
+    return {**leased, **more}
+
+
+def trainer_at(server: Server, **settings: Any) -> Trainer:
+    return Trainer("r", server.url, api_key="secret", retries=SOON, progress=False, **settings)
+
+
+def row(**more: Any) -> dict[str, Any]:
+    names = "prompt_missing train_mask turn_reward group_id episode_turns".split()
+    known = {
+        "generation_id": bytes(range(16)),
+        "episode_id": bytes(16),
+        "prompt_ids": [1, 2],
+        "token_ids": [3, 4, 5],
+        "logprobs": [-0.5, -1.0, -2.0],
+        "advantage": -0.25,
+        "weight": 2.0,
+        "reward": 0.75,
+        "bundle": 4,
+        "turn": 1,
+        "version": 9,
+        "version_oldest": 8,
+        "temperature": 0.5,
+    }
+    return {**dict.fromkeys(names), **known, **more}
+
+
+def test_a_cohort_is_committed_with_its_files_and_what_was_dropped(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    committed = Answer(200, cohort(state="committed", version=13, root="cd"))
+    verifying = Answer(202, cohort(state="submitted", version=None))
+    answers = (NOTHING, Answer(201, cohort()), NOTHING, verifying, committed, ENDED, SUCCEEDED)
+    with serving(*answers) as server:
+        versions = []
+        for one in trainer_at(server):
+            assert (one.step, one.parent, one.state, one.fence) == (3, 12, {"at": 2}, 7)
+            one.drop("11111111-1111-7111-8111-111111111111", "too_long")
+            versions.append(one.commit(tmp_path, metrics={"loss": 0.5}, state={"at": 3}))
+    assert versions == [13]
+    paths = [received.path for received in server.received]
+    asked = "/v1/runs/r/cohorts"
+    commit = "/v1/cohorts/c/commit"
+    assert paths == [asked, asked, "/v1/cohorts/c/files/model.safetensors/0?fence=7", commit, commit, asked, "/v1/runs/r"]
+    upload = server.received[2]
+    digest = base64.b64encode(hashlib.sha256(b"weights").digest()).decode()
+    assert (upload.body, upload.headers["content-digest"]) == (b"weights", f"sha-256=:{digest}:")
+    body = server.received[3].body
+    assert body == server.received[4].body, "the same token"
+    assert body["files"] == {"model.safetensors": 7}
+    assert (body["fence"], body["parent_root"]) == (7, "ab")
+    assert body["dropped"] == {"11111111-1111-7111-8111-111111111111": "too_long"}
+    assert (body["metrics"], body["state"]) == ({"loss": 0.5}, {"at": 3})
+
+
+def test_a_cohort_that_is_left_goes_back_and_a_lost_one_does_not(tmp_path: Path) -> None:
+    with serving(Answer(201, cohort()), DONE) as server:
+        with pytest.raises(ZeroDivisionError):
+            for _ in trainer_at(server):
+                1 / 0
+    assert server.received[1].path == "/v1/cohorts/c/abort"
+    # not the text, which may hold a user's
+    assert server.received[1].body == {"fence": 7, "reason": "GeneratorExit"}
+    refused = Answer(422, {"type": "about:blank", "title": "Not published", "detail": "`a` has values that are not finite"})
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with serving(Answer(201, cohort()), NOTHING, refused, DONE) as server:
+        with pytest.raises(RequestError, match="not finite"):
+            for one in trainer_at(server):
+                one.commit(tmp_path)
+
+
+def test_ranks_get_the_lease_of_rank_0_or_its_error_and_upload_their_own_shards(tmp_path: Path) -> None:
+    for rank in (1, 2):
+        (tmp_path / f"shard-{rank:05d}-model-00001-of-00001.safetensors").write_bytes(b"x" * rank)
+    first: list[Any] = [(cohort(), None)]
+    files = [({"shard-00001-model-00001-of-00001.safetensors": 1}, {}), ({}, {"g": "code"})]
+    shared = iter([first, files, [({"version": 13}, None)], [(None, ConflictError(409, {}))]])
+    with serving(NOTHING) as server:
+        trainer = trainer_at(server, rank=1, world_size=2, gather=lambda value: next(shared))
+        with pytest.raises(ConflictError):
+            for one in trainer:
+                assert one.commit(tmp_path) == 13
+    paths = [received.path for received in server.received]
+    assert paths == ["/v1/cohorts/c/files/shard-00002-model-00001-of-00001.safetensors/0?fence=7"]
+    with pytest.raises(ValueError, match="gather"):
+        Trainer("r", world_size=2)
+
+
+def test_an_attempt_of_torchrun_takes_over_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    with serving(ENDED, SUCCEEDED) as server:
+        trainer = trainer_at(server)
+        assert list(trainer) == []
+        assert not trainer._is_orphaned()
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert trainer._is_orphaned()
+    body = server.received[0].body
+    assert (body["client_token"], body["replaces"]) == ("job/2", "job/1")
+
+
+def test_a_sample_has_a_value_for_each_token() -> None:
+    sample = TrainingSample.of(row(train_mask=[True, False, True]))
+    assert sample.token_ids == [1, 2, 3, 4, 5]
+    assert sample.loss_mask == [False, False, True, False, True]
+    assert sample.logprobs == [0.0, 0.0, -0.5, -1.0, -2.0]
+    assert (sample.prompt_len, sample.min_policy_version, sample.max_policy_version) == (2, 8, 9)
+    assert sample.trajectory_id == sample.generation_id
+    assert TrainingSample.of(row(episode_turns=2)).trajectory_id == sample.episode_id
+    with pytest.raises(Exception, match="parent_missing"):
+        TrainingSample.of(row(prompt_missing="parent_missing", prompt_ids=None))
+    turns = [TrainingSample.of(row(bundle=bundle)) for bundle in (1, 2, 1)]
+    assert [len(bundle) for bundle in bundles(turns)] == [2, 1]
+
+
+def test_parts_are_read_again_if_they_arrive_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    good = f"sha-256=:{base64.b64encode(hashlib.sha256(b'[1]').digest()).decode()}:"
+    damaged = Answer(200, [1], {"content-digest": "sha-256=:AA==:"})
+    gone = Answer(404, {"title": "Not found"})
+    with serving(damaged, NOTHING, Answer(200, [1], {"content-digest": good}), gone) as server:
+        one = trainers.Cohort(cohort(), trainer_at(server))
+        assert one._part(0) == b"[1]"
+        assert one._part(1) is None
+    assert server.received[3].path == "/v1/cohorts/c/samples/1?fence=7&wait_seconds=20"
