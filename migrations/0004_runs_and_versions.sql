@@ -273,7 +273,9 @@ create table cohort (
     leased_at      timestamptz,       -- when the present lease began
     expires_at     timestamptz,
     submission     jsonb,             -- what its trainer has committed, and its token
-    refusal        text,              -- why the last submission was refused
+    refusal        text,              -- why the last submission was refused, or the cohort dropped
+    refusals       integer not null default 0,  -- submissions that were refused
+    swept          boolean not null default false,  -- its files are deleted
     created_at     timestamptz not null default now(),
     filled_at      timestamptz,
     submitted_at   timestamptz,
@@ -282,6 +284,19 @@ create table cohort (
 -- A run makes one step at a time.
 create unique index cohort_open on cohort (run_id) where state in ('filling', 'full', 'submitted');
 create index cohort_by_step on cohort (run_id, step);
+create index cohort_unswept on cohort (id) where not swept;
+
+-- No cohort outlives its run.
+create function drop_cohorts_of_ended_run() returns trigger language plpgsql as $$
+begin
+    update cohort set state = 'dropped', refusal = 'the run is ' || new.status
+    where run_id = new.id and state in ('filling', 'full', 'submitted');
+    return null;
+end
+$$;
+create trigger run_drops_cohorts after update of finished_at on run
+    for each row when (old.finished_at is null and new.finished_at is not null)
+    execute function drop_cohorts_of_ended_run();
 
 -- The samples of a cohort, in files of the store of payloads. The rows go with the cohort.
 create table cohort_part (

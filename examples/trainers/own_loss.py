@@ -1,11 +1,10 @@
 """A loss of your own on the answers that users judged: one process, plain PyTorch.
 
     pip install 'springtide[trainer]' torch transformers
-    springtide policy pull realtime model
-    python own_loss.py model
+    SPRINGTIDE_CONTROL=http://HOST:8002 SPRINGTIDE_API_KEY=… python own_loss.py
 """
 
-import sys
+import subprocess
 import tempfile
 
 import torch
@@ -16,16 +15,19 @@ import springtide
 
 def loss_of(logp, sample):
     """Yours: a number from log π of the trained tokens (a tensor) and a `springtide.TrainingSample`."""
-    return -sample.advantage * logp.sum()
+    return -sample.advantage * sample.weight * logp.sum()
 
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
+version = None
 for cohort in springtide.Trainer():
+    if version != cohort.parent:  # at the start, and when a release has moved the line
+        subprocess.run(["springtide", "policy", "pull", str(cohort.parent), "model"], check=True)
+        model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
     samples, total = list(cohort.samples()), 0.0
     for sample in samples:
         ids = torch.tensor([sample.token_ids])
-        logits = model(ids).logits[0, :-1].float() / sample.temperature
+        logits = model(ids).logits[0, :-1].float() / (sample.temperature or 1.0)
         logp = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         loss = loss_of(logp[torch.tensor(sample.loss_mask[1:])], sample) / len(samples)
         loss.backward()
@@ -35,4 +37,4 @@ for cohort in springtide.Trainer():
     with tempfile.TemporaryDirectory() as folder:
         rounded = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
         model.save_pretrained(folder, state_dict=rounded)
-        cohort.commit(folder, metrics={"loss": total})
+        version = cohort.commit(folder, metrics={"loss": total})

@@ -28,6 +28,10 @@ class StreamError(SpringtideError):
 class ProblemError(SpringtideError):
     """The server refused the request with a problem document (RFC 9457)."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # between processes, such as the ranks of a trainer
+        return type(self), (self.status, self.document, self.retry_after_seconds)
+
     def __init__(self, status: int, document: dict[str, Any], retry_after_seconds: float | None = None) -> None:
         self.status = status
         #: A slug to branch on, such as `conflict`.

@@ -19,6 +19,7 @@ import hashlib
 import io
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -26,13 +27,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Union
 from uuid import UUID
 
 import httpx
 
 from springtide import _protocol
-from springtide._errors import ConflictError, ProblemError, SpringtideError
+from springtide._errors import ConflictError, ProblemError, SpringtideError, UnavailableError
 from springtide._retry import MAY_SUCCEED_LATER, Retries, uuid7
 from springtide._runs import ENDED, RENEW_AFTER, WAIT_SECONDS, _Control, _member
 
@@ -42,6 +43,11 @@ PIECE_BYTES = 16 << 20
 PARTS_PER_RANK_MIN = 8
 
 log = logging.getLogger(__name__)
+
+#: Instead of a lease. A text, because ranks get a copy.
+ENDED_RUN = "ended"
+#: A rank's value, or why it has none.
+Answered = tuple[Any, Union[Exception, None]]
 
 #: Gives every rank the values of all, in the order of ranks: `torch.distributed.all_gather_object`.
 Gather = Callable[[Any], list[Any]]
@@ -153,9 +159,11 @@ class Trainer:
         self._launcher: int | None = None
         if job := os.environ.get("TORCHELASTIC_RUN_ID"):
             restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-            job = f"{job}-{os.environ.get('MASTER_PORT', '')}" if job == "none" else job
-            self._attempt = f"{job}/{restart}"[-128:]
-            self._replaces = f"{job}/{restart - 1}"[-128:] if restart > 0 else None
+            # a job's name may return, its agent does not
+            agent = f"{socket.gethostname()}-{os.getppid()}-{_started(os.getppid())}"
+            job = f"{job[-40:]}/{agent[-70:]}"
+            self._attempt = f"{job}/{restart}"
+            self._replaces = f"{job}/{restart - 1}" if restart > 0 else None
             self._launcher = os.getppid()
 
     @staticmethod
@@ -175,25 +183,35 @@ class Trainer:
         """Waits while there is no cohort, or another trainer holds it."""
         while True:
             leased = self._first(self._lease)
-            if leased is None:
+            if leased is ENDED_RUN:
                 return
             with Cohort(leased, self) as cohort:
                 yield cohort
 
     def _first(self, ask: Callable[[], Any]) -> Any:
-        """What rank 0 was answered, on every rank; an error of rank 0 is one of all."""
-        mine: tuple[Any, Exception | None] = (None, None)
-        if self.rank == 0:
-            try:
-                mine = (ask(), None)
-            except SpringtideError as refused:
-                mine = (None, refused)
-        answer, failed = self._gather(mine)[0]
-        if failed is not None:
-            raise failed
-        return answer
+        """What rank 0 was answered, on every rank; an error of rank 0 is one of all. `ask` returns None if it has
+        to be asked again: no rank waits longer for the others than it takes once."""
+        while True:
+            mine: Answered = (None, None)
+            if self.rank == 0:
+                try:
+                    mine = (ask(), None)
+                except Exception as failed:
+                    mine = (None, failed)
+            answer = self._agreed(self._gather(mine)[:1])[0]
+            if answer is not None:
+                return answer
 
-    def _lease(self) -> dict[str, Any] | None:
+    def _agreed(self, gathered: list[Answered]) -> list[Any]:
+        """The values of the ranks, unless one has failed: then all fail."""
+        for _, failed in gathered:
+            if failed is not None:
+                raise failed
+        return [value for value, _ in gathered]
+
+    def _lease(self) -> Any:
+        if self._is_orphaned():
+            raise SpringtideError("the launcher of this worker has died")
         wanted = {
             "client_token": self._attempt,
             "replaces": self._replaces,
@@ -201,18 +219,15 @@ class Trainer:
             "wait_seconds": WAIT_SECONDS,
             "open": self._open,
         }
-        while True:
-            self._say("waiting for a cohort")
-            try:
-                answer = self._control.post(f"/v1/runs/{self.run_id}/cohorts", wanted, repeatable=True)
-            except ConflictError:
-                run = _protocol.decoded(self._control.get(f"/v1/runs/{self.run_id}"), "status")
-                if run["status"] in ENDED:
-                    self._say(f"the run is {run['status']}\n")
-                    return None
-                raise
-            if answer is not None:
-                return answer
+        self._say("waiting for a cohort")
+        try:
+            return self._control.post(f"/v1/runs/{self.run_id}/cohorts", wanted, repeatable=True)
+        except ConflictError:
+            run = _protocol.decoded(self._control.get(f"/v1/runs/{self.run_id}"), "status")
+            if run["status"] in ENDED:
+                self._say(f"the run is {run['status']}\n")
+                return ENDED_RUN
+            raise
 
     def _realtime(self) -> str:
         runs = _protocol.decoded(self._control.get("/v1/runs?kind=realtime&limit=1"), "data")["data"]
@@ -244,6 +259,8 @@ class Cohort:
         self.state: Any = leased["trainer_state"]
         self.fence = int(leased["fence"])
         self._seconds = float(leased["lease_seconds"])
+        #: Of a cohort that is not filling any more; else 0.
+        self._parts = int(leased["parts"]) if leased["state"] != "filling" else 0
         self._trainer = trainer
         self._token = str(uuid7())
         self._dropped: dict[str, str] = {}
@@ -256,9 +273,9 @@ class Cohort:
         from pyarrow import parquet
 
         rank, ranks = self._trainer.rank, self._trainer.world_size
-        count = self._look()
-        # few large parts go to ranks as a whole; else each rank reads all and takes every n-th bundle
-        whole = count["state"] != "filling" and count["parts"] >= PARTS_PER_RANK_MIN * ranks
+        # Many parts go to ranks as a whole; else each rank reads all and takes every n-th bundle. By the lease, which
+        # is the same on all ranks.
+        whole = self._parts >= PARTS_PER_RANK_MIN * ranks
         part = rank if whole else 0
         while (data := self._part(part)) is not None:
             for batch in parquet.ParquetFile(io.BytesIO(data)).iter_batches(batch_size=256):
@@ -290,53 +307,71 @@ class Cohort:
         for path in files:
             with path.open("rb") as file:
                 for piece, data in enumerate(iter(lambda: file.read(PIECE_BYTES), b"")):
-                    self._check()
-                    at = f"/v1/cohorts/{self.id}/files/{path.name}/{piece}?fence={self.fence}"
-                    self._trainer._control.put(at, data, {"content-digest": _digest(data)})
+                    self._put(f"/v1/cohorts/{self.id}/files/{path.name}/{piece}?fence={self.fence}", data)
         return {path.name: path.stat().st_size for path in files}
+
+    def _put(self, at: str, data: bytes) -> None:
+        # many ranks upload at once, and the server takes as much as it has room for: while the lease lives
+        while True:
+            self._check()
+            try:
+                return self._trainer._control.put(at, data, {"content-digest": _digest(data)})
+            except UnavailableError as busy:
+                log.warning("cohort %s: %s", self.id, busy)
 
     def commit(
         self,
         folder: str | Path,
         *,
+        made_from: str | None = None,
         metrics: Mapping[str, float] | None = None,
         state: Any = None,
     ) -> int:
         """Makes a step of the cohort: uploads the weights and waits until they are published. Returns the
         version's serial. Every rank calls it.
 
-        `state` is what the next cohort's `state` says, such as where the optimizer's state lies. Raises
+        `made_from` is the content hash of the version that was loaded, if that may be another one than the
+        cohort's parent: then the server refuses them. `state` is what the next cohort's `state` says, such as where the optimizer's state lies. Raises
         `RequestError` if the weights cannot be published, with what to change; the lease goes on.
         """
-        mine = (self.upload(folder), self._dropped)
-        gathered = self._trainer._gather(mine)
+        mine: Answered = (None, None)
+        try:
+            mine = ((self.upload(folder), self._dropped), None)
+        except Exception as failed:
+            mine = (None, failed)
         files: dict[str, int] = {}
         dropped: dict[str, str] = {}
-        for one, codes in gathered:
+        for one, codes in self._trainer._agreed(self._trainer._gather(mine)):
             files.update(one)
             dropped.update(codes)
         body = {
-            "fence": self.fence,
-            "client_token": self._token,
-            "parent_root": self.parent_root,
+            "parent_root": made_from or self.parent_root,
             "files": files,
             "metrics": dict(metrics or {}),
             "dropped": dropped,
             "state": state,
-            "wait_seconds": WAIT_SECONDS,
         }
-        answer = self._trainer._first(lambda: self._commit(body))
-        self._ended = True
-        version = int(_member(answer, "version"))
+        version = int(_member(self._committed(body), "version"))
         self._trainer._say(f"step {self.step}: version {version}, {len(dropped)} dropped\n")
         return version
 
-    def _commit(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._check()
-        while True:
-            answer = self._trainer._control.post(f"/v1/cohorts/{self.id}/commit", body, repeatable=True)
-            if answer is not None and answer.get("version") is not None:
-                return answer
+    def drop_all(self, code: str) -> None:
+        """Nothing of the cohort is trained on; `code` says why. The next one is for the same step. Every rank
+        calls it."""
+        self._committed({"parent_root": self.parent_root, "dropped_all": code})
+
+    def _committed(self, body: dict[str, Any]) -> dict[str, Any]:
+        held = {"fence": self.fence, "client_token": self._token, "wait_seconds": WAIT_SECONDS}
+
+        def ask() -> dict[str, Any] | None:
+            self._check()
+            answer = self._trainer._control.post(f"/v1/cohorts/{self.id}/commit", {**body, **held}, repeatable=True)
+            done = answer is not None and answer.get("state") in ("committed", "dropped")
+            return answer if done else None
+
+        answer: dict[str, Any] = self._trainer._first(ask)
+        self._ended = True
+        return answer
 
     def abort(self, reason: str = "") -> None:
         """Gives the lease up: another trainer may take the cohort at once."""
@@ -382,9 +417,6 @@ class Cohort:
         if self._lost is not None:
             raise self._lost
 
-    def _look(self) -> dict[str, Any]:
-        return _protocol.decoded(self._trainer._control.get(f"/v1/cohorts/{self.id}"), "state")
-
     def _part(self, part: int) -> bytes | None:
         """A file of samples; None after the last."""
         while True:
@@ -406,6 +438,14 @@ class Cohort:
 
 def _digest(data: bytes) -> str:
     return f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:"
+
+
+def _started(pid: int) -> str:
+    """When a process began, in ticks since the machine did; nothing where /proc is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def _uuid(value: Any) -> UUID:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_server import Answer, Server, serving
 
-from springtide import ConflictError, RequestError, Retries, Trainer, TrainingSample, bundles
+from springtide import ConflictError, RequestError, Retries, SpringtideError, Trainer, TrainingSample, bundles
 from springtide import _trainer as trainers
 
 SOON = Retries(attempts_max=4, first_delay_seconds=0.001)
@@ -107,15 +108,25 @@ def test_a_cohort_that_is_left_goes_back_and_a_lost_one_does_not(tmp_path: Path)
                 one.commit(tmp_path)
 
 
+def test_a_cohort_may_be_dropped_as_a_whole() -> None:
+    dropped = Answer(200, cohort(state="dropped", version=None))
+    with serving(Answer(201, cohort()), Answer(503, {}), dropped, ENDED, SUCCEEDED) as server:
+        for one in trainer_at(server):
+            one.drop_all("too_old")
+    assert server.received[2].body["dropped_all"] == "too_old"
+    assert "files" not in server.received[2].body
+
+
 def test_ranks_get_the_lease_of_rank_0_or_its_error_and_upload_their_own_shards(tmp_path: Path) -> None:
     for rank in (1, 2):
         (tmp_path / f"shard-{rank:05d}-model-00001-of-00001.safetensors").write_bytes(b"x" * rank)
-    first: list[Any] = [(cohort(), None)]
-    files = [({"shard-00001-model-00001-of-00001.safetensors": 1}, {}), ({}, {"g": "code"})]
-    shared = iter([first, files, [({"version": 13}, None)], [(None, ConflictError(409, {}))]])
+    not_yet: list[Any] = [(None, None)]
+    files = [(({"shard-00001-model-00001-of-00001.safetensors": 1}, {}), None), (({}, {"g": "code"}), None)]
+    refused = pickle.loads(pickle.dumps(ConflictError(409, {"detail": "leased"})))
+    shared = iter([not_yet, [(cohort(), None)], files, not_yet, [({"version": 13}, None)], [(None, refused)]])
     with serving(NOTHING) as server:
         trainer = trainer_at(server, rank=1, world_size=2, gather=lambda value: next(shared))
-        with pytest.raises(ConflictError):
+        with pytest.raises(ConflictError, match="leased"):
             for one in trainer:
                 assert one.commit(tmp_path) == 13
     paths = [received.path for received in server.received]
@@ -130,11 +141,12 @@ def test_an_attempt_of_torchrun_takes_over_from_the_one_before(monkeypatch: pyte
     with serving(ENDED, SUCCEEDED) as server:
         trainer = trainer_at(server)
         assert list(trainer) == []
-        assert not trainer._is_orphaned()
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert trainer._is_orphaned()
+        with pytest.raises(SpringtideError, match="launcher"):
+            list(trainer)
     body = server.received[0].body
-    assert (body["client_token"], body["replaces"]) == ("job/2", "job/1")
+    assert body["client_token"].startswith("job/") and body["client_token"].endswith("/2")
+    assert body["replaces"] == body["client_token"][:-1] + "1"
 
 
 def test_a_sample_has_a_value_for_each_token() -> None:

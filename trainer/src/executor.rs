@@ -23,7 +23,7 @@ use model::lora;
 use runs::advantage;
 use runs::advantage::{Baseline, Baselines};
 use runs::claim::{self, Claim};
-use runs::door::TrainedBy;
+use runs::door::{self, TrainedBy};
 use runs::memory;
 use runs::publish::run_state::{Encoded, RunState, StepRecord};
 use runs::publish::{self, Draft, Published};
@@ -212,6 +212,9 @@ impl<'a> Executor<'a> {
             executor.append_event("info", &message).await?;
         }
         executor.refused = executor.refused_before().await?;
+        if !matches!(executor.trains, Trains::Outside(_)) {
+            door::close(pool, &claim).await?;
+        }
         executor.load().await?;
         Ok(Some(executor))
     }
@@ -508,6 +511,7 @@ impl<'a> Executor<'a> {
             step: self.steps_done + 1,
             cohort: generations,
             dropped: BTreeMap::new(),
+            lease: None,
             baselines: baselines.clone(),
             metrics,
         };
@@ -576,7 +580,15 @@ impl<'a> Executor<'a> {
 
     /// Tells metrics and the log of the step that was published.
     pub fn report(&self, metrics: &Metrics, timings: Timings, published: &Published, tail_seconds: f64) {
-        step_metrics::record(&self.line, metrics, timings, published.timings, tail_seconds);
+        let is_outside = self.outside.is_some();
+        step_metrics::record(
+            &self.line,
+            metrics,
+            is_outside,
+            timings,
+            published.timings,
+            tail_seconds,
+        );
         tracing::info!(
             run = %self.claim.run, line = self.line, step = self.steps_done, version = published.version,
             loss = metrics.loss, kl = metrics.kl, reward = metrics.reward_mean,
@@ -585,6 +597,12 @@ impl<'a> Executor<'a> {
             remote_k3 = metrics.remote.k3, truncated = metrics.correction.truncated, ?timings, publish = ?published.timings,
             "published a version"
         );
+    }
+
+    /// Drops a cohort whose weights were refused again and again.
+    pub async fn refuse_outside(&mut self, cohort: &[Uuid], code: &str, reason: &str) -> anyhow::Result<StepOutcome> {
+        self.refused += 1;
+        self.refuse(cohort, code, reason, &Metrics::default()).await
     }
 
     /// Drops the cohort with the guard's code and, after too many in a row, pauses the run, in one

@@ -63,7 +63,8 @@ async fn make_steps(
         quarantined: 0,
     };
     // of an execution before this one
-    if let StepOutcome::Published = run.outside_step(executor).await? {
+    let outcome = outside_step(run, executor, draws).await?;
+    if let StepOutcome::Published | StepOutcome::Empty = outcome {
         let draw = i64::try_from(executor.random.unwrap_or_default()).unwrap_or_default();
         leases::spend(&trainer.pool, &executor.claim, draw).await?;
     }
@@ -115,7 +116,7 @@ async fn make_steps(
             return Err(Stop::Ended.into());
         }
         let outcome = match executor.step(inputs).await? {
-            StepOutcome::Waiting => run.outside_step(executor).await?,
+            StepOutcome::Waiting => outside_step(run, executor, draws).await?,
             outcome => outcome,
         };
         match outcome {
@@ -129,6 +130,21 @@ async fn make_steps(
         leases::spend(&trainer.pool, &executor.claim, number).await?;
     }
     run.succeed(executor).await
+}
+
+/// Waits for the trainer outside. Meanwhile rollouts of later draws end in time.
+async fn outside_step(
+    run: &Execution<'_>,
+    executor: &mut Executor<'_>,
+    draws: &Draws<'_>,
+) -> anyhow::Result<StepOutcome> {
+    loop {
+        if let Some(outcome) = run.outside_look(executor).await? {
+            return Ok(outcome);
+        }
+        leases::expire(&run.trainer.pool, &executor.claim).await?;
+        draws.settle(&executor.claim).await?;
+    }
 }
 
 /// Draws in a row without a gradient.

@@ -32,11 +32,12 @@ use crate::trainer::{Trainer, pause};
 use crate::working::Begun;
 use futures::future;
 use runs::claim::{Claim, Fenced};
+use runs::door;
 use runs::run::{Kind, Status};
 use runs::schedule::{self, Schedule};
 use runs::{judge, select, uses};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -47,6 +48,8 @@ pub(crate) use execution::{Execution, Stop};
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
 /// Errors of one run in a row before it fails.
 const ERRORS_MAX: u32 = 5;
+/// How often full cohorts are compared with consents and retention.
+const WITHDRAWN_EVERY: Duration = Duration::from_secs(60);
 
 /// The run cannot be finished. People read the text as its reason.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +78,14 @@ pub(crate) async fn run(trainer: &Trainer, shutdown: &CancellationToken) -> anyh
 
 /// Forgets what has expired, also while runs execute.
 async fn sweeps(trainer: &Trainer, shutdown: &CancellationToken) {
+    let mut looked: Option<Instant> = None;
     loop {
+        if looked.is_none_or(|at| at.elapsed() >= WITHDRAWN_EVERY) {
+            looked = Some(Instant::now());
+            if let Err(error) = door::drop_withdrawn(&trainer.pool, &trainer.policy).await {
+                tracing::error!(%error, "could not look for cohorts whose consent was withdrawn");
+            }
+        }
         if let Err(error) = sweep(trainer).await {
             tracing::error!(error = format!("{error:#}"), "could not sweep; trying again");
         }
@@ -144,6 +154,13 @@ async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
     uses::sweep_expired(&trainer.pool).await?;
     judge::sweep_expired(&trainer.pool).await?;
     export::sweep(trainer).await?;
+    door::sweep(
+        &trainer.pool,
+        &trainer.publisher.store,
+        &trainer.payloads,
+        &trainer.policy,
+    )
+    .await?;
     grpo::draws::settle_waiting(trainer).await
 }
 

@@ -21,10 +21,10 @@ use model::exact::ExactModel;
 use runs::advantage;
 use runs::door::samples;
 use runs::door::weights::{self, Change};
-use runs::door::{self, Cohort, Ready, State, Submission, Submitted};
+use runs::door::{self, Cohort, Progress, Ready, State, Submission, Submitted};
 use runs::grammar::Grammars;
 use runs::publish::Error as PublishError;
-use runs::publish::run_state::{RunState, StepRecord};
+use runs::publish::run_state::{Lease, RunState, StepRecord};
 use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::{self, Answers};
@@ -40,8 +40,12 @@ use uuid::Uuid;
 const KL_GENERATIONS: usize = 64;
 /// Tokens that go through the model together.
 const KL_BATCH_TOKENS: usize = 4096;
-/// The code of a part of a trajectory or group that another part dragged along is the trainer's to choose.
-const NOTHING_TRAINED: &str = "`dropped` names every generation of the cohort: give it up with /abort instead";
+const NOTHING_TRAINED: &str =
+    "`dropped` names every generation of the cohort: commit no files and give `dropped_all` a code";
+/// After so many refused submissions of one cohort its generations are dropped.
+const REFUSALS_MAX: i32 = 3;
+/// Their code.
+const REFUSED: &str = "outside_refused";
 
 /// What of an executor is only there if its steps are computed outside.
 pub(crate) struct Outside {
@@ -96,8 +100,8 @@ impl Outside {
         let trainer = executor.trainer;
         let step = executor.steps_done + 1;
         let cohort = Cohort::open(&trainer.pool, &executor.claim, step, executor.head).await?;
-        let (store, run) = (&trainer.publisher.store, executor.claim.run);
-        if let Err(error) = door::sweep(&trainer.pool, store, &trainer.payloads, run).await {
+        let store = &trainer.publisher.store;
+        if let Err(error) = door::sweep(&trainer.pool, store, &trainer.payloads, &trainer.policy).await {
             tracing::warn!(
                 error = format!("{error:#}"),
                 "could not delete files of earlier cohorts"
@@ -193,24 +197,42 @@ impl Executor<'_> {
             return Ok(StepOutcome::Waiting);
         };
         let (cohort, parent) = (outside.cohort.clone(), Arc::clone(&outside.parent));
-        let Some(submitted) = cohort.submitted(pool).await? else {
-            if let Some(reason) = outside.launched.as_ref().and_then(Launched::gave_up) {
-                self.release(Status::Paused, &reason).await?;
-                return Ok(StepOutcome::Paused);
+        let submitted = match cohort.submitted(pool).await? {
+            Progress::Submitted(submitted) => *submitted,
+            Progress::Gone => return self.next_cohort().await.map(|()| StepOutcome::Empty),
+            Progress::Waiting => {
+                if let Some(reason) = outside.launched.as_ref().and_then(Launched::gave_up) {
+                    self.release(Status::Paused, &reason).await?;
+                    return Ok(StepOutcome::Paused);
+                }
+                return Ok(StepOutcome::Waiting);
             }
-            return Ok(StepOutcome::Waiting);
         };
         let started = Instant::now();
         let _computation = self.trainer.computing.begin();
         let generations = cohort.generations(pool).await?;
+        if let Some(code) = &submitted.submission.dropped_all {
+            tracing::info!(run = %claim.run, trainer = submitted.holder, code, "nothing of a cohort was trained on");
+            self.drop_generations(&BTreeMap::from([(code.clone(), generations)]))
+                .await?;
+            cohort
+                .give_back(pool, &claim, &format!("its trainer dropped it: {code}"))
+                .await?;
+            return self.next_cohort().await.map(|()| StepOutcome::Empty);
+        }
         let verified = match self.verify(&cohort, &submitted, &parent, &generations).await? {
             Ok(verified) => verified,
             Err(why) => {
                 let message = format!("step {} by {} was not published: {why}", cohort.step, submitted.holder);
                 tracing::warn!(run = %claim.run, "{message}");
                 self.append_event("warn", &message).await?;
-                cohort.refuse(pool, &claim, &why).await?;
-                return Ok(StepOutcome::Waiting);
+                if cohort.refuse(pool, &claim, &why).await? < REFUSALS_MAX {
+                    return Ok(StepOutcome::Waiting);
+                }
+                cohort.give_back(pool, &claim, &why).await?;
+                let outcome = self.refuse_outside(&generations, REFUSED, &why).await?;
+                self.next_cohort().await?;
+                return Ok(outcome);
             }
         };
         let Submitted {
@@ -228,7 +250,7 @@ impl Executor<'_> {
         metrics.reward_mean = ready.reward_mean;
         metrics.reward_std = ready.reward_std;
         metrics.trajectories = ready.trajectories;
-        metrics.sequences = ready.sequences;
+        metrics.sequences = ready.sequences.saturating_sub(submission.dropped.len());
         metrics.tokens = ready.tokens;
         let seconds = |from: OffsetDateTime, to: OffsetDateTime| (to - from).as_seconds_f64().max(0.0);
         let timings = crate::cohort::Timings {
@@ -257,6 +279,10 @@ impl Executor<'_> {
             step: cohort.step,
             cohort: trained.into_iter().collect(),
             dropped,
+            lease: Some(Lease {
+                cohort: cohort.id,
+                fence,
+            }),
             baselines: ready.baselines.clone(),
             metrics: measured,
         };
@@ -276,7 +302,10 @@ impl Executor<'_> {
             Err(error) => {
                 let cause = error.downcast_ref();
                 if let Some(
-                    PublishError::AlreadyDecided | PublishError::RevokedSampler | PublishError::ConsentWithdrawn,
+                    PublishError::AlreadyDecided
+                    | PublishError::RevokedSampler
+                    | PublishError::ConsentWithdrawn
+                    | PublishError::LeaseLost,
                 ) = cause
                 {
                     cohort.give_back(pool, &claim, &error.to_string()).await?;
@@ -291,6 +320,15 @@ impl Executor<'_> {
         let tail_seconds = timings.compute_tail + started.elapsed().as_secs_f64();
         self.report(&metrics, timings, &published, tail_seconds);
         Ok(StepOutcome::Published)
+    }
+
+    /// Goes on with a new cohort for the same step.
+    async fn next_cohort(&mut self) -> anyhow::Result<()> {
+        self.cohort = Members::new();
+        if let Some(Outside { parent, launched, .. }) = self.outside.take() {
+            self.outside = Some(Outside::open(self, parent, launched).await?);
+        }
+        Ok(())
     }
 
     /// The weights and figures of a submission, or why they cannot be published.

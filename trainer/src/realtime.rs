@@ -167,6 +167,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 continue;
             }
         }
+        while let Some(notification) = closed.recv().now_or_never() {
+            notification?; // the poll below sees its row
+        }
         if executor.awaits_commit() {
             match executor.committed().await? {
                 StepOutcome::Waiting => tokio::select! {
@@ -186,9 +189,6 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         let arms = options.arms(alias);
         let due = |(at, (_, every)): (&Option<Instant>, (_, Duration))| at.is_none_or(|at| at.elapsed() >= every);
         let scan = scanned.iter().zip(SCANS).position(due).unwrap_or(SCANS.len() - 1);
-        while let Some(notification) = closed.recv().now_or_never() {
-            notification?; // the poll below sees its row
-        }
         if timed.is_none_or(|at| at.elapsed() >= TIMED_EVERY) {
             answer_times =
                 select::answer_times(&trainer.pool, &trainer.policy, &arms, options.answer_seconds_max).await?;
@@ -269,7 +269,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         capped.record(sum(&dropped, caps::is_code), true);
         count(&mut set_aside, dropped);
         watch(&mut executor, &mut capped).await?;
-        if let Some(reason) = executor.quarantine.systemic(2 * size) {
+        if let Some(reason) = executor.quarantine.systemic(2 * options.cohort_size as usize) {
             executor.release(Status::Paused, &reason).await?;
             return Ok(End::Idle);
         }

@@ -5,7 +5,14 @@ use crate::learn::learner::Metrics;
 use runs::publish;
 
 /// `tail_seconds`: from the full cohort to the publication.
-pub(super) fn record(line: &str, metrics: &Metrics, timings: Timings, publish: publish::Timings, tail_seconds: f64) {
+pub(super) fn record(
+    line: &str,
+    metrics: &Metrics,
+    is_outside: bool,
+    timings: Timings,
+    publish: publish::Timings,
+    tail_seconds: f64,
+) {
     let line = line.to_string();
     metrics::counter!("springtide_train_steps_total", "line" => line.clone()).increment(1);
     metrics::counter!("springtide_train_trajectories_total", "line" => line.clone())
@@ -38,6 +45,14 @@ pub(super) fn record(line: &str, metrics: &Metrics, timings: Timings, publish: p
         ("springtide_train_gradient_norm", metrics.gradient_norm),
         ("springtide_train_entropy_nats", metrics.entropy),
         ("springtide_train_reward_mean", metrics.reward_mean),
+    ];
+    for (name, value) in gauges {
+        metrics::gauge!(name, "line" => line.clone()).set(value);
+    }
+    if is_outside {
+        return; // nothing was compared
+    }
+    let compared = [
         ("springtide_train_parity_difference_max_nats", mismatch.difference_max),
         ("springtide_train_effective_sample_ratio", mismatch.ess),
         (
@@ -49,7 +64,7 @@ pub(super) fn record(line: &str, metrics: &Metrics, timings: Timings, publish: p
             metrics.correction.ess,
         ),
     ];
-    for (name, value) in gauges {
+    for (name, value) in compared {
         metrics::gauge!(name, "line" => line.clone()).set(value);
     }
     for (engine, of) in [("ours", mismatch), ("remote", &metrics.remote)] {

@@ -199,6 +199,7 @@ fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
         step: STEPS,
         cohort: vec![],
         dropped: Default::default(),
+        lease: None,
         baselines: Default::default(),
         metrics: serde_json::Value::Null,
     };

@@ -3,14 +3,16 @@
     torchrun --nproc-per-node 8 --max-restarts 3 train.py --work /scratch/work
 
 Each rank reads its part of a cohort, and writes and uploads its own shard of the new weights: nobody gathers
-them. Masters and optimizer are float32, what is published is bfloat16. A restart goes on from the last
-commit: the weights are pulled from the policy store, and the optimizer's state is the one that the commit
-named. Written for GPUs (nccl); on a machine without one it runs on gloo.
+them. Masters and optimizer are float32; what is published has the dtype of the run's versions. A restart goes on
+from the last commit: the weights are pulled from the policy store, and the optimizer's state is the one that the
+commit named. `--work` is a folder that all nodes share. Written for GPUs (nccl); on a machine without one it runs
+on gloo.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -34,7 +36,7 @@ import losses  # noqa: E402
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", help="default: SPRINGTIDE_RUN, or the realtime run")
-    parser.add_argument("--work", type=Path, required=True, help="folder for weights and optimizer states, on every node")
+    parser.add_argument("--work", type=Path, required=True, help="folder for weights and optimizer states, which all nodes share")
     parser.add_argument("--springtide", default="springtide", help="the program, for `policy pull`")
     parser.add_argument("--config", help="its configuration file")
     parser.add_argument("--loss", choices=["reinforce_is", "ppo_clip", "gspo", "verdicts"], default="reinforce_is")
@@ -50,8 +52,8 @@ def arguments() -> argparse.Namespace:
 class Job:
     """The sharded model and its optimizer, at one version."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: argparse.Namespace, work: Path) -> None:
+        self.args, self.work = args, work
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", dist.get_node_local_rank()) if on_gpu else torch.device("cpu")
         self.mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
@@ -59,8 +61,8 @@ class Job:
 
     def load(self, cohort: springtide.Cohort) -> None:
         """Loads the cohort's parent, and the optimizer's state if its commit named one."""
-        folder = self.args.work / f"version-{cohort.parent}"
-        if dist.get_node_local_rank(0) == 0:
+        folder = self.work / f"version-{cohort.parent}"
+        if dist.get_rank() == 0:
             configured = ["--config", self.args.config] if self.args.config else []
             pull = [self.args.springtide, *configured, "policy", "pull", str(cohort.parent), str(folder)]
             subprocess.run(pull, check=True, stdout=subprocess.DEVNULL)
@@ -68,6 +70,8 @@ class Job:
         # float32 masters
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
         self.model.train()
+        declared = json.loads((folder / "config.json").read_text())
+        self.dtype = getattr(torch, declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
         precision = MixedPrecisionPolicy(param_dtype=getattr(torch, self.args.compute), reduce_dtype=torch.float32)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=self.mesh, mp_policy=precision)
@@ -76,8 +80,11 @@ class Job:
             self.model.parameters(), lr=self.args.learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
         )
         self.version = cohort.parent
-        if cohort.state and Path(cohort.state["optimizer"]).is_dir():
-            self._restore(cohort.state["optimizer"])
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder)
+        saved = cohort.state["optimizer"] if cohort.state else ""
+        if self._max(float(bool(saved) and not (Path(saved) / ".metadata").exists())) == 0.0 and saved:
+            self._restore(saved)
 
     def _state(self) -> dict[str, object]:
         named = dict(self.model.named_parameters())
@@ -158,16 +165,15 @@ class Job:
 
     def save(self, cohort: springtide.Cohort) -> tuple[Path, Path]:
         """Writes this rank's shards: the new weights as bfloat16, and what a restart needs."""
-        weights = self.args.work / "weights"
-        optimizer = self.args.work / f"optimizer-{cohort.step}"
-        if dist.get_node_local_rank(0) == 0:
+        weights, optimizer = self.work / "weights", self.work / f"optimizer-{cohort.step}"
+        if dist.get_rank() == 0:
             shutil.rmtree(weights, ignore_errors=True)
             shutil.rmtree(optimizer, ignore_errors=True)
             weights.mkdir(parents=True)
         dist.barrier()
         tied = self.model.config.tie_word_embeddings
         state = self.model.state_dict()
-        rounded = {name: value.to(torch.bfloat16) for name, value in state.items() if not (tied and name == "lm_head.weight")}
+        rounded = {name: value.to(self.dtype) for name, value in state.items() if not (tied and name == "lm_head.weight")}
         dcp.save(rounded, storage_writer=HuggingFaceStorageWriter(path=str(weights), save_distributed=True))
         count = next(iter(self.optimizer.state.values()))["step"]
         dcp.save({**self._state(), "step": count}, checkpoint_id=str(optimizer))
@@ -190,19 +196,24 @@ def main() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if torch.cuda.is_available():
         torch.cuda.set_device(dist.get_node_local_rank())
-    args.work.mkdir(parents=True, exist_ok=True)
-    job = Job(args)
     trainer = springtide.Trainer.distributed(args.run, lease_seconds=args.lease_seconds)
+    work = args.work.resolve() / trainer.run_id
+    work.mkdir(parents=True, exist_ok=True)
+    job = Job(args, work)
     for made, cohort in enumerate(trainer):
         # at the start, after a restart, and when a release has moved the line
         if job.version != cohort.parent:
             job.load(cohort)
         metrics = job.step(cohort)
         weights, optimizer = job.save(cohort)
-        job.version = cohort.commit(weights, metrics=metrics, state={"optimizer": str(optimizer)})
-        if dist.get_node_local_rank(0) == 0:
-            shutil.rmtree(args.work / f"optimizer-{cohort.step - 2}", ignore_errors=True)
+        try:
+            job.version = cohort.commit(weights, metrics=metrics, state={"optimizer": str(optimizer)})
+        except springtide.ConflictError as lost:  # the line has moved, or the lease was taken over
+            print(lost, flush=True)
+            job.version = None
+            continue
         if dist.get_rank() == 0:
+            shutil.rmtree(work / f"optimizer-{cohort.step - 2}", ignore_errors=True)
             print(f"step {cohort.step}: version {job.version}, {metrics}", flush=True)
         if made + 1 >= args.steps:
             break

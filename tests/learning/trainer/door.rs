@@ -303,11 +303,16 @@ async fn a_lease_that_another_has_taken_over_commits_nothing() {
             "{refused}"
         );
     }
-    // what expires goes to whoever asks
+    // what was given up goes to whoever asks, and what expires
+    let given_up = json!({"fence": orphan.fence() + 1, "reason": "test"});
+    let (status, _) = post(orphan.url("/abort"), &given_up).await;
+    assert_eq!(status, 200);
+    let (status, refused) = post(orphan.url("/renew"), &given_up).await;
+    assert!(status == 400 || status == 409, "{refused}");
     let expire = "update cohort set expires_at = now() where state = 'full'";
     sqlx::query(expire).execute(&world.stack.pool).await.unwrap();
     let last = lease(&control, &run, "other", 20).await.unwrap();
-    assert_eq!(last.fence(), orphan.fence() + 2);
+    assert_eq!(last.fence(), orphan.fence() + 3);
     let (status, refused) = last.commit("x", &files, &json!({})).await;
     assert_eq!(status, 422, "uploads of another lease count for nothing: {refused}");
     let files = last.upload(&weights).await;
@@ -315,6 +320,12 @@ async fn a_lease_that_another_has_taken_over_commits_nothing() {
     assert_eq!(status, 200, "{committed}");
     assert_eq!((world.steps().await, world.ledger("trained").await), (1, 8));
     running.stop().await;
+}
+
+/// Three of them drop the cohort.
+async fn forget_refusals(world: &World) {
+    let forget = sqlx::query("update cohort set refusals = 0");
+    forget.execute(&world.stack.pool).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -357,6 +368,7 @@ async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
     .into_iter()
     .enumerate()
     {
+        forget_refusals(&world).await;
         let files = leased.upload(&weights).await;
         let (status, refused) = leased.commit(&format!("bad-{n}"), &files, &json!({})).await;
         assert_eq!(status, 422, "{refused}");
@@ -370,6 +382,7 @@ async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
         ("c", &one, &json!({}), "each rank uploads its own"),
         ("d", &files, &unknown, "is not of this cohort"),
     ] {
+        forget_refusals(&world).await;
         let (status, refused) = leased.commit(token, files, dropped).await;
         assert_eq!(status, 422, "{refused}");
         assert!(refused["detail"].as_str().unwrap().contains(why), "{why}: {refused}");
@@ -616,5 +629,117 @@ async fn a_launched_trainer_is_started_again_and_ends_with_its_run() {
         (!std::path::Path::new(&format!("/proc/{pid}/stat")).exists()).then_some(())
     })
     .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_drops_a_cohort_and_what_is_refused_three_times_is_dropped_too() {
+    let world = World::start("door_dropped").await;
+    world.follow(1, world.base, 0).await;
+    let control = control(&world).await;
+    let running = world.run(outside(&world));
+    let run = realtime_run(&control).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let body = json!({"fence": leased.fence(), "client_token": "none", "parent_root": leased.cohort["parent_root"],
+                      "dropped_all": "too_old"});
+    let (status, dropped) = post(leased.url("/commit"), &body).await;
+    assert_eq!(
+        (status, &dropped["state"], &dropped["version"]),
+        (200, &json!("dropped"), &Value::Null),
+        "{dropped}"
+    );
+    let (status, _) = post(leased.url("/commit"), &body).await;
+    assert_eq!(status, 200, "the same answer");
+
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    assert_eq!(leased.cohort["step"], 1);
+    let parent = world.materialize(world.base).await;
+    let files = leased.upload(&parent).await;
+    for n in 0..3 {
+        let (status, refused) = leased.commit(&format!("same-{n}"), &files, &json!({})).await;
+        assert_eq!(status, if n < 2 { 422 } else { 409 }, "{refused}");
+    }
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let files = leased.upload(&trained(&parent)).await;
+    let (status, committed) = leased.commit("good", &files, &json!({})).await;
+    assert_eq!(status, 200, "{committed}");
+    let decided = world.decided_by("arm").await;
+    let of = |code: &str| decided[&("champion".to_owned(), code.to_owned())];
+    assert_eq!((of("too_old"), of("outside_refused"), of("trained")), (8, 8, 8));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cohort_goes_back_when_its_run_ends_or_train_computes_its_steps_again() {
+    let world = World::start("door_gone").await;
+    world.follow(1, world.base, 0).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let control = control(&world).await;
+    let running = world.run(outside(&world));
+    let run = realtime_run(&control).await;
+    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let files = leased.upload(&trained(&*world.materialize(world.base).await)).await;
+    running.stop().await;
+    // submitted, and then the process `train` computes the step itself
+    let body = json!({"fence": leased.fence(), "client_token": "c", "parent_root": leased.cohort["parent_root"],
+                      "files": files, "wait_seconds": 0});
+    assert_eq!(post(leased.url("/commit"), &body).await.0, 202);
+    let running = world.run(world.options());
+    let version = world.head_after(world.base).await;
+    let (status, refused) = post(leased.url("/commit"), &body).await;
+    assert_eq!(status, 409, "{refused}");
+    running.stop().await;
+
+    let running = world.run(outside(&world));
+    world.insert_all(&world.sample(version, 8).await, "champion").await;
+    let leased = lease(&control, &run, "b", 20).await.unwrap();
+    sqlx::query("update run set status = 'failed', finished_at = now()")
+        .execute(&world.stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(get(leased.url("")).await["state"], "dropped");
+    let (status, refused) = post(leased.url("/renew"), &json!({"fence": leased.fence()})).await;
+    assert!(
+        status == 409 && refused["detail"].as_str().unwrap().contains("the run is failed"),
+        "{refused}"
+    );
+    let (status, refused) = post(
+        format!("{control}/v1/runs/{run}/cohorts"),
+        &json!({"client_token": "d"}),
+    )
+    .await;
+    assert_eq!(status, 409, "{refused}");
+    running.stop().await;
+    assert_eq!((world.steps().await, world.ledger("trained").await), (1, 8));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_revoked_sampler_signed_is_not_committed() {
+    let world = World::start("door_revoked").await;
+    world.follow(1, world.base, 0).await;
+    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+    let control = control(&world).await;
+    let running = world.run(outside(&world));
+    let run = realtime_run(&control).await;
+    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let files = leased.upload(&trained(&*world.materialize(world.base).await)).await;
+    edge::sampler::revoke(
+        &world.stack.pool,
+        super::world::sampler_key("r").id(),
+        super::world::TEST,
+        "stolen",
+    )
+    .await
+    .unwrap();
+    let (status, refused) = leased.commit("c", &files, &json!({})).await;
+    assert_eq!(status, 409, "{refused}");
+    assert!(
+        refused["detail"].as_str().unwrap().contains("has been revoked"),
+        "{refused}"
+    );
+    assert_eq!((world.steps().await, world.ledger("trained").await), (0, 0));
     running.stop().await;
 }

@@ -595,6 +595,7 @@ impl World {
             step: 1,
             cohort: cohort.iter().map(|s| s.id).collect(),
             dropped: Default::default(),
+            lease: None,
             baselines: Default::default(),
             metrics: serde_json::json!({}),
         };

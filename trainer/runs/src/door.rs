@@ -16,6 +16,7 @@ pub mod weights;
 
 use crate::advantage::Baselines;
 use crate::claim::{self, Claim};
+use crate::publish::run_state::Lease;
 use event_log::event::PayloadRef;
 use event_log::payload::Store as Payloads;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,8 @@ pub struct Submission {
     pub files: BTreeMap<String, u64>,
     /// Generations that were not trained on, with a code for each.
     pub dropped: BTreeMap<Uuid, String>,
+    /// Instead of files: nothing of the cohort is trained on, with this code.
+    pub dropped_all: Option<String>,
     pub metrics: BTreeMap<String, f64>,
     /// For the next lease of the run: what the trainer needs to go on, such as where its optimizer's
     /// state lies.
@@ -132,6 +135,15 @@ pub struct Submitted {
     pub fence: i64,
     pub holder: String,
     pub times: Times,
+}
+
+/// How far a full cohort is.
+#[derive(Debug, Clone)]
+pub enum Progress {
+    Waiting,
+    Submitted(Box<Submitted>),
+    /// It was dropped.
+    Gone,
 }
 
 impl Cohort {
@@ -213,39 +225,48 @@ impl Cohort {
     }
 
     /// What its trainer has committed, if it has.
-    pub async fn submitted(&self, pool: &PgPool) -> Result<Option<Submitted>, sqlx::Error> {
+    pub async fn submitted(&self, pool: &PgPool) -> Result<Progress, sqlx::Error> {
         let row = sqlx::query!(
-            r#"select submission as "submission!: Json<Submission>", fence, holder as "holder!",
-                      filled_at as "filled_at!", leased_at as "leased_at!", submitted_at as "submitted_at!"
-               from cohort where id = $1 and state = 'submitted'"#,
+            r#"select state as "state: State", submission as "submission: Json<Submission>", fence,
+                      coalesce(holder, '') as "holder!", filled_at, leased_at, submitted_at
+               from cohort where id = $1"#,
             self.id
         )
-        .fetch_optional(pool)
+        .fetch_one(pool)
         .await?;
-        Ok(row.map(|row| Submitted {
-            submission: row.submission.0,
-            fence: row.fence,
-            holder: row.holder,
-            times: Times {
-                filled_at: row.filled_at,
-                leased_at: row.leased_at,
-                submitted_at: row.submitted_at,
-            },
-        }))
+        let times = row.filled_at.zip(row.leased_at).zip(row.submitted_at);
+        Ok(match (row.state, row.submission, times) {
+            (State::Submitted, Some(submission), Some(((filled_at, leased_at), submitted_at))) => {
+                Progress::Submitted(Box::new(Submitted {
+                    submission: submission.0,
+                    fence: row.fence,
+                    holder: row.holder,
+                    times: Times {
+                        filled_at,
+                        leased_at,
+                        submitted_at,
+                    },
+                }))
+            }
+            (State::Dropped | State::Committed, ..) => Progress::Gone,
+            _ => Progress::Waiting,
+        })
     }
 
-    /// The weights cannot be published, with the reason for the trainer. The lease goes on.
-    pub async fn refuse(&self, pool: &PgPool, claim: &Claim, reason: &str) -> Result<(), claim::Error> {
+    /// The weights cannot be published, with the reason for the trainer. The lease goes on. Returns how often
+    /// that has happened to this cohort.
+    pub async fn refuse(&self, pool: &PgPool, claim: &Claim, reason: &str) -> Result<i32, claim::Error> {
         let mut transaction = claim.begin(pool).await?;
-        sqlx::query!(
-            "update cohort set state = 'full', refusal = $2, submission = null where id = $1 and state = 'submitted'",
+        let refusals = sqlx::query_scalar!(
+            r#"update cohort set state = 'full', refusal = $2, submission = null, refusals = refusals + 1
+               where id = $1 and state = 'submitted' returning refusals"#,
             self.id,
             reason
         )
-        .execute(&mut *transaction)
+        .fetch_optional(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        Ok(())
+        Ok(refusals.unwrap_or(0))
     }
 
     /// Drops it: its generations are in the queue as before.
@@ -274,56 +295,98 @@ impl Cohort {
     }
 }
 
-/// Ends the lease of a run's cohort: its trainer is known to be dead.
-pub async fn end_lease(pool: &PgPool, run: Uuid) -> sqlx::Result<()> {
+/// Ends the lease of a run's cohort: its trainer is known to be dead. What may live on of it is refused.
+pub async fn end_lease(pool: &PgPool, claim: &Claim) -> Result<(), claim::Error> {
+    let mut transaction = claim.begin(pool).await?;
     sqlx::query!(
-        "update cohort set expires_at = now(), client_token = null where run_id = $1 and state in ('filling', 'full')",
-        run
+        r#"update cohort set expires_at = now(), client_token = null, fence = fence + 1
+           where run_id = $1 and state in ('filling', 'full') and client_token is not null"#,
+        claim.run
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// In the transaction of a step: the cohort that it was made of is committed. False: the lease is not the one
+/// that submitted it, or the cohort was dropped.
+pub(crate) async fn commit(connection: &mut PgConnection, lease: Lease) -> sqlx::Result<bool> {
+    let done = sqlx::query!(
+        "update cohort set state = 'committed' where id = $1 and fence = $2 and state = 'submitted'",
+        lease.cohort,
+        lease.fence
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Drops the open cohorts of a run that `train` computes itself now.
+pub async fn close(pool: &PgPool, claim: &Claim) -> Result<(), claim::Error> {
+    let mut transaction = claim.begin(pool).await?;
+    sqlx::query!(
+        r#"update cohort set state = 'dropped', refusal = 'the process `train` computes the steps now'
+           where run_id = $1 and state in ('filling', 'full', 'submitted')"#,
+        claim.run
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(())
+}
+
+/// Drops full cohorts of which a generation has expired, or its tenant has withdrawn the consent.
+pub async fn drop_withdrawn(pool: &PgPool, policy: &str) -> sqlx::Result<()> {
+    sqlx::query!(
+        r#"
+        update cohort c set state = 'dropped', refusal = 'a tenant has withdrawn its consent, or a generation has expired'
+        from run r
+        where r.id = c.run_id and r.policy = $1 and c.state = 'full'
+          and exists (select from cohort_part p cross join unnest(p.generations) as member (id)
+                      where p.cohort_id = c.id
+                        and not exists (select from generation g
+                                        where g.id = member.id
+                                          and g.tenant_id = any ((select consenting_tenants($1))::text[])))
+        "#,
+        policy
     )
     .execute(pool)
     .await?;
     Ok(())
 }
 
-/// In the transaction of a step: its cohort, if it had one outside, is committed.
-pub(crate) async fn commit(connection: &mut PgConnection, run: Uuid, step: i64) -> sqlx::Result<()> {
-    sqlx::query!(
-        "update cohort set state = 'committed' where run_id = $1 and step = $2 and state = 'submitted'",
-        run,
-        step
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
-/// Deletes the files of cohorts of a run that are no longer open: samples, and uploaded weights.
-pub async fn sweep(pool: &PgPool, store: &Store, payloads: &Payloads, run: Uuid) -> anyhow::Result<()> {
+/// Deletes the files of cohorts that are no longer open: samples, and uploaded weights.
+pub async fn sweep(pool: &PgPool, store: &Store, payloads: &Payloads, policy: &str) -> anyhow::Result<()> {
     let exports = payloads.exports();
-    let parts = sqlx::query!(
-        r#"select p.cohort_id, p.part, p.payload as "payload: Json<PayloadRef>"
-           from cohort_part p join cohort c on c.id = p.cohort_id
-           where c.run_id = $1 and c.state in ('committed', 'dropped')"#,
-        run
+    let closed = sqlx::query_scalar!(
+        r#"select c.id from cohort c join run r on r.id = c.run_id
+           where not c.swept and c.state in ('committed', 'dropped') and r.policy = $1"#,
+        policy
     )
     .fetch_all(pool)
     .await?;
-    let mut cohorts: Vec<Uuid> = parts.iter().map(|part| part.cohort_id).collect();
-    cohorts.dedup();
-    for part in parts {
-        exports.remove(&samples::owner(part.cohort_id), &part.payload).await?;
-        sqlx::query!(
-            "delete from cohort_part where cohort_id = $1 and part = $2",
-            part.cohort_id,
-            part.part
+    for cohort in closed {
+        let parts = sqlx::query_scalar!(
+            r#"select payload as "payload: Json<PayloadRef>" from cohort_part where cohort_id = $1"#,
+            cohort
         )
-        .execute(pool)
+        .fetch_all(pool)
         .await?;
-    }
-    for cohort in cohorts {
+        for part in parts {
+            exports.remove(&samples::owner(cohort), &part).await?;
+        }
         for key in store.list_private(&weights::folder(cohort)).await?.keys() {
             store.delete_private(key).await?;
         }
+        let mut transaction = edge::database::begin(pool).await?;
+        sqlx::query!("delete from cohort_part where cohort_id = $1", cohort)
+            .execute(&mut *transaction)
+            .await?;
+        sqlx::query!("update cohort set swept = true where id = $1", cohort)
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
     }
     Ok(())
 }

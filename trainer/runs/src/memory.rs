@@ -25,6 +25,7 @@ pub fn needed(size: &Size, options: &Options, compute: Compute) -> Need {
     let need = Need::default().and("squashed deltas", if options.squash { 2 * bytes } else { 0 });
     let realtime = &options.realtime;
     match realtime.enabled {
+        true if !realtime.trainer.is_springtide() => need.plus(&outside(size)),
         true => need.plus(&learner(size, realtime.lora.as_ref(), &realtime.step, compute)),
         false => need.and("the first version", bytes),
     }
@@ -65,6 +66,11 @@ fn learner(size: &Size, lora: Option<&lora::Config>, step: &StepSettings, comput
                 .saturating_add(logits)
                 .saturating_add(kept.min(step.activation_bytes_max)),
         )
+}
+
+/// While a step of a trainer outside is verified and published: both versions, and both packed to measure KL.
+fn outside(size: &Size) -> Need {
+    Need::default().and("weights", 3 * size.tensor_bytes + 2 * size.packed_bytes)
 }
 
 /// The values of both factors of every matrix of the layers.

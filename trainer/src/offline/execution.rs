@@ -136,15 +136,25 @@ impl<'a> Execution<'a> {
 
     /// Waits for the trainer outside, if a full cohort waits for one.
     pub async fn outside_step(&self, executor: &mut Executor<'_>) -> anyhow::Result<StepOutcome> {
-        let poll = Duration::from_millis(self.trainer.options.poll_ms);
-        while executor.awaits_commit() {
-            self.check().await?;
-            match executor.committed().await? {
-                StepOutcome::Waiting => self.pause(poll).await,
-                outcome => return Ok(outcome),
+        loop {
+            if let Some(outcome) = self.outside_look(executor).await? {
+                return Ok(outcome);
             }
         }
-        Ok(StepOutcome::Waiting)
+    }
+
+    /// Looks once, and sleeps if it has to look again. `Waiting`: no cohort waits.
+    pub async fn outside_look(&self, executor: &mut Executor<'_>) -> anyhow::Result<Option<StepOutcome>> {
+        if !executor.awaits_commit() {
+            return Ok(Some(StepOutcome::Waiting));
+        }
+        self.check().await?;
+        let outcome = executor.committed().await?;
+        if let StepOutcome::Waiting = outcome {
+            self.pause(Duration::from_millis(self.trainer.options.poll_ms)).await;
+            return Ok(None);
+        }
+        Ok(Some(outcome))
     }
 
     /// Ends a run that has made its steps.

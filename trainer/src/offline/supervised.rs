@@ -96,6 +96,8 @@ impl Batches for Trajectories<'_> {
         let members = units.take(position, count);
         let mut batch = Batch::new(&members);
         let mut pages = Pages::new(self.run, generations_of(&members));
+        // a trainer outside gets a session as a whole, though it is read in pages
+        let mut whole = Vec::new();
         while let Some(mut page) = pages.read(&executor.model_limits, answers).await? {
             if let Some(demonstrations) = &self.demonstrations {
                 page = demonstrations.instead(page).await?;
@@ -104,9 +106,19 @@ impl Batches for Trajectories<'_> {
             if samples.is_empty() {
                 continue;
             }
+            if executor.outside.is_some() {
+                whole.extend(samples);
+                continue;
+            }
             let (weights, limits) = (vec![1.0; samples.len()], trainer.options.offline.guards);
             executor
                 .accumulate(samples, weights, config.step_settings(), limits)
+                .await?;
+        }
+        if !whole.is_empty() {
+            let (weights, limits) = (vec![1.0; whole.len()], trainer.options.offline.guards);
+            executor
+                .accumulate(whole, weights, config.step_settings(), limits)
                 .await?;
         }
         Ok(Accumulated {

@@ -21,7 +21,15 @@ use tokio::process::Command;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How long a command that is to end may take before it is killed.
-const STOP: Duration = Duration::from_secs(20);
+/// torchrun gives its workers 30 s.
+const STOP: Duration = Duration::from_secs(60);
+/// Settings of this process that are none of the command's.
+const HIDDEN: [&str; 4] = [
+    "SPRINGTIDE__POSTGRES",
+    "SPRINGTIDE_FILE__POSTGRES",
+    "SPRINGTIDE__KAFKA",
+    "SPRINGTIDE__TRAINER",
+];
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// So much of what it printed last is in the event of its end, bytes.
@@ -120,7 +128,7 @@ impl Shared {
     /// Runs the command once. Returns how it ended; `None`: it was told to.
     async fn once(&self, stop: &CancellationToken) -> anyhow::Result<Option<String>> {
         // of an attempt before this one, which is dead
-        door::end_lease(&self.pool, self.claim.run)
+        door::end_lease(&self.pool, &self.claim)
             .await
             .context("end the lease before")?;
         let log = File::options().create(true).append(true).open(&self.log);
@@ -136,8 +144,12 @@ impl Shared {
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("share its log")?)
             .stderr(log)
-            .process_group(0)
-            .kill_on_drop(true);
+            .process_group(0);
+        for (name, _) in std::env::vars() {
+            if HIDDEN.iter().any(|hidden| name.starts_with(hidden)) {
+                command.env_remove(name);
+            }
+        }
         if let Some(key) = &self.launcher.api_key {
             command.env("SPRINGTIDE_API_KEY", key);
         }

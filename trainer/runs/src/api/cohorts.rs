@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const TOKEN_BYTES_MAX: usize = 128;
 const CODE_BYTES_MAX: usize = 64;
 const STATE_BYTES_MAX: usize = 64 << 10;
-const FILES_MAX: usize = 65_536;
+const FILES_MAX: usize = 8_192;
 const METRICS_MAX: usize = 256;
 /// Of a piece of a file, with some room.
 pub(super) const PIECE_BODY_MAX: usize = weights::PIECE_BYTES as usize + 1024;
@@ -150,6 +150,7 @@ pub(super) async fn renew(
     Path(id): Path<Uuid>,
     Json(held): Json<Held>,
 ) -> Result<Json<Cohort>, Problem> {
+    shared.held_cohort(id, held.fence).await?;
     let renewed = lease::renew(&shared.pool, id, held.fence).await.map_err(database)?;
     let (cohort, _) = shared.cohort(id).await?;
     match renewed {
@@ -268,7 +269,11 @@ pub(super) struct Commit {
     /// The content hash of the version that the weights were made from.
     parent_root: String,
     /// The uploaded safetensors files, and their sizes in bytes.
+    #[serde(default)]
     files: BTreeMap<String, u64>,
+    /// Instead of files: nothing of the cohort is trained on, with this code `[a-z0-9_]`.
+    #[serde(default)]
+    dropped_all: Option<String>,
     /// Numbers of the step, such as `loss`, `gradient_norm`, `kl`.
     #[serde(default)]
     metrics: BTreeMap<String, f64>,
@@ -289,8 +294,10 @@ fn wait_seconds() -> u64 {
 
 impl Commit {
     fn check(&self, cohort: &Cohort) -> Result<(), String> {
-        if self.files.is_empty() || self.files.len() > FILES_MAX {
-            return Err(format!("files must name 1 to {FILES_MAX} uploaded files"));
+        if self.files.is_empty() != self.dropped_all.is_some() || self.files.len() > FILES_MAX {
+            return Err(format!(
+                "files must name 1 to {FILES_MAX} uploaded files; or none, with a code in `dropped_all`"
+            ));
         }
         if let Some(name) = self.files.keys().find(|name| !weights::is_file_name(name)) {
             return Err(format!("files: `{name}` is no name of a file"));
@@ -302,7 +309,12 @@ impl Commit {
             let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             (1..=CODE_BYTES_MAX).contains(&code.len()) && code.chars().all(allowed)
         };
-        if let Some(code) = self.dropped.values().find(|code| !is_code(code)) {
+        if let Some(code) = self
+            .dropped
+            .values()
+            .chain(&self.dropped_all)
+            .find(|code| !is_code(code))
+        {
             return Err(format!(
                 "dropped: the code {code:?} is not of `[a-z0-9_]`, up to {CODE_BYTES_MAX}"
             ));
@@ -320,7 +332,8 @@ impl Commit {
     }
 }
 
-/// `POST /v1/cohorts/{id}/commit`: 200 with the version when the step is durable, 202 while it is being
+/// `POST /v1/cohorts/{id}/commit`: 200 with the version when the step is durable (without one, if nothing was
+/// trained on), 202 while it is being
 /// verified: repeat the call. 422 if the weights cannot be published; the lease goes on. 409 if the lease is
 /// another's now.
 pub(super) async fn commit(
@@ -330,7 +343,7 @@ pub(super) async fn commit(
 ) -> Result<Response, Problem> {
     let until = check_wait(commit.wait_seconds)?;
     check_token(&commit.client_token)?;
-    let (fence, token) = (commit.fence, commit.client_token.clone());
+    let (fence, token, drops_all) = (commit.fence, commit.client_token.clone(), commit.dropped_all.is_some());
     let (cohort, committed) = shared.cohort(id).await?;
     if committed.as_ref() != Some(&token) {
         commit.check(&cohort).map_err(Problem::bad_request)?;
@@ -338,13 +351,15 @@ pub(super) async fn commit(
             client_token: commit.client_token,
             files: commit.files,
             dropped: commit.dropped,
+            dropped_all: commit.dropped_all,
             metrics: commit.metrics,
             state: commit.state,
         };
         let submitted = lease::submit(&shared.pool, id, fence, &submission)
             .await
             .map_err(database)?;
-        if !submitted {
+        let (cohort, committed) = shared.cohort(id).await?;
+        if !submitted && committed.as_ref() != Some(&token) {
             return Err(match (cohort.state, cohort.fence == fence) {
                 (Phase::Filling, true) => {
                     Problem::conflict("the cohort is still filling: read its samples to the end first")
@@ -357,6 +372,9 @@ pub(super) async fn commit(
         let (cohort, of) = shared.cohort(id).await?;
         match cohort.state {
             Phase::Committed if of.as_ref() == Some(&token) => return Ok(Json(cohort).into_response()),
+            Phase::Dropped if of.as_ref() == Some(&token) && drops_all => {
+                return Ok(Json(cohort).into_response());
+            }
             Phase::Submitted if of.as_ref() == Some(&token) => {}
             Phase::Full if cohort.fence == fence && cohort.refusal.is_some() => {
                 let why = cohort.refusal.unwrap_or_default();
@@ -388,6 +406,7 @@ pub(super) async fn abort(
     Json(given_up): Json<GivenUp>,
 ) -> Result<Json<Cohort>, Problem> {
     let reason: String = given_up.reason.chars().take(4096).collect();
+    shared.held_cohort(id, given_up.fence).await?;
     let done = lease::give_up(&shared.pool, id, given_up.fence, &reason)
         .await
         .map_err(database)?;

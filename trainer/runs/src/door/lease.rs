@@ -35,7 +35,7 @@ pub struct Cohort {
     pub expires_at: Option<OffsetDateTime>,
     /// What the trainer that committed the parent said with it. Null: another run or release made the parent.
     pub trainer_state: Option<Value>,
-    /// Why the last commit was refused.
+    /// Why the last commit was refused, or the cohort dropped.
     pub refusal: Option<String>,
     /// What was committed, and its content hash.
     pub version: Option<i64>,
@@ -86,7 +86,7 @@ pub(crate) async fn take(pool: &PgPool, wanted: Wanted<'_>) -> sqlx::Result<Opti
 pub(crate) async fn renew(pool: &PgPool, id: Uuid, fence: i64) -> sqlx::Result<bool> {
     let done = sqlx::query!(
         r#"update cohort set expires_at = now() + make_interval(secs => lease_seconds)
-           where id = $1 and fence = $2 and state in ('filling', 'full', 'submitted')"#,
+           where id = $1 and fence = $2 and fence > 0 and state in ('filling', 'full', 'submitted')"#,
         id,
         fence
     )
@@ -98,7 +98,7 @@ pub(crate) async fn renew(pool: &PgPool, id: Uuid, fence: i64) -> sqlx::Result<b
 /// Gives a lease up: the next one may begin at once.
 pub(crate) async fn give_up(pool: &PgPool, id: Uuid, fence: i64, reason: &str) -> sqlx::Result<bool> {
     let done = sqlx::query!(
-        r#"update cohort set expires_at = now(), client_token = null, refusal = $3
+        r#"update cohort set expires_at = now(), client_token = null, fence = fence + 1, refusal = $3
            where id = $1 and fence = $2 and state in ('filling', 'full')"#,
         id,
         fence,
@@ -113,7 +113,7 @@ pub(crate) async fn give_up(pool: &PgPool, id: Uuid, fence: i64, reason: &str) -
 pub(crate) async fn submit(pool: &PgPool, id: Uuid, fence: i64, submission: &Submission) -> sqlx::Result<bool> {
     let done = sqlx::query!(
         r#"update cohort set state = 'submitted', submission = $3, submitted_at = now(), refusal = null
-           where id = $1 and fence = $2 and state = 'full'"#,
+           where id = $1 and fence = $2 and fence > 0 and state = 'full'"#,
         id,
         fence,
         Json(submission) as _

@@ -20,8 +20,8 @@ use uuid::Uuid;
 
 /// Every piece of a file but the last has exactly so many bytes.
 pub const PIECE_BYTES: u64 = 16 << 20;
-/// The limit of safetensors.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Of a file's header: the names of some hundred thousand tensors.
+const HEADER_BYTES_MAX: u64 = 32 << 20;
 const SHARDING: &str = "DCP_SHARDING_INFO";
 
 /// Why weights cannot be put together.
@@ -137,6 +137,9 @@ impl File<'_> {
             }
             let entry = Entry::deserialize(entry).map_err(|error| wrong(format!("`{tensor}`: {error}")))?;
             let (from, to) = entry.data_offsets;
+            if to > self.size - 8 - length {
+                return Err(wrong(format!("`{tensor}` ends after the file")));
+            }
             let bytes = bytes_of(entry.dtype, &entry.shape).map(|bytes| bytes as u64);
             if to.checked_sub(from) != bytes || bytes.is_none() {
                 return Err(wrong(format!(
@@ -353,6 +356,7 @@ fn sums(old: &TensorData, new: &TensorData) -> (f64, f64) {
 mod tests {
     use super::*;
     use safetensors::tensor::TensorView;
+    use serde_json::json;
     use std::collections::HashMap;
     use std::sync::Arc;
 
@@ -469,6 +473,7 @@ mod tests {
                 "`a` has values that are not finite",
             ),
             (vec![b"not safetensors at all".to_vec()], "is no safetensors file"),
+            (vec![beyond_the_file()], "`b` ends after the file"),
         ] {
             let error = assembled(&files).await.unwrap_err();
             assert!(
@@ -476,6 +481,12 @@ mod tests {
                 "{why}: {error}"
             );
         }
+    }
+
+    fn beyond_the_file() -> Vec<u8> {
+        let header =
+            json!({"b": {"dtype": "F32", "shape": [3], "data_offsets": [u64::MAX - 12, u64::MAX]}}).to_string();
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
     }
 
     #[test]

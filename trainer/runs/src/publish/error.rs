@@ -19,6 +19,8 @@ pub enum Error {
     RevokedSampler,
     #[error("a tenant of the cohort has withdrawn its consent, or a generation of the cohort is gone")]
     ConsentWithdrawn,
+    #[error("the lease of the cohort is another one now, or the cohort was dropped")]
+    LeaseLost,
     #[error(
         "the store already has other manifests under the next {SERIALS_TRIED_MAX} serials of this database: check that the store and the database belong together"
     )]

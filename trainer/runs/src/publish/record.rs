@@ -391,7 +391,11 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     )
     .execute(&mut *connection)
     .await?;
-    door::commit(&mut *connection, record.run, record.step).await?;
+    if let Some(lease) = record.lease
+        && !door::commit(&mut *connection, lease).await?
+    {
+        return Err(Error::LeaseLost);
+    }
     sqlx::query!("update run set steps_done = $2 where id = $1", record.run, record.step)
         .execute(&mut *connection)
         .await?;

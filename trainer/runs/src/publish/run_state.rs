@@ -55,10 +55,21 @@ pub struct StepRecord {
     /// Generations that its trainer did not train on, by code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, Vec<Uuid>>,
+    /// The lease that made it, of a step of a trainer outside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
     /// Baselines after this step.
     pub baselines: BTreeMap<String, Baseline>,
     /// Loss, gradient norm, KL, parity, mismatch, timings.
     pub metrics: serde_json::Value,
+}
+
+/// A lease of a cohort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lease {
+    pub cohort: Uuid,
+    pub fence: i64,
 }
 
 impl StepRecord {
@@ -258,6 +269,10 @@ mod tests {
                 step: 3,
                 cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
                 dropped: BTreeMap::from([("too_long".into(), vec![Uuid::now_v7()])]),
+                lease: Some(Lease {
+                    cohort: Uuid::now_v7(),
+                    fence: 2,
+                }),
                 baselines: BTreeMap::from([(
                     "completion".into(),
                     Baseline {
