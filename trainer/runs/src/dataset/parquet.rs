@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn a_cohort_has_what_training_adds() {
         let training = Some(Training {
-            advantage: -0.5,
+            advantage: 1.5,
             weight: 2.0,
             bundle: 3,
         });
@@ -373,7 +373,7 @@ mod tests {
         let of = |column: &str| rows[0][column].as_str();
         assert_eq!(
             (of("advantage"), of("weight"), of("bundle"), of("reward")),
-            ("-0.5", "2.0", "3", "0.75")
+            ("1.5", "2.0", "3", "0.75")
         );
     }
 
