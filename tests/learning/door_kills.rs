@@ -26,7 +26,9 @@ const START: Duration = Duration::from_secs(120);
 /// For a run to end once nothing is killed any more.
 const CALM: Duration = Duration::from_secs(300);
 /// Mean time between two kills.
-const PAUSE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(2500);
+/// In `make test`.
+const KILLS: usize = 5;
 /// For a process to be there to be killed.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TRAINERS: usize = 2;
@@ -121,7 +123,7 @@ async fn runs_end_and_every_cohort_is_trained_on_once_while_everything_is_killed
         return;
     };
     let parameter = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let kills = parameter("SPRINGTIDE_DOOR_KILLS").map_or(KINDS.len(), |kills| kills.try_into().unwrap());
+    let kills = parameter("SPRINGTIDE_DOOR_KILLS").map_or(KILLS, |kills| kills.try_into().unwrap());
     let seed = parameter("SPRINGTIDE_DOOR_SEED").unwrap_or_else(|| rand::random::<u32>().into());
     println!("SPRINGTIDE_DOOR_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
