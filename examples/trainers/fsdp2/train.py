@@ -1,6 +1,6 @@
 """Trains a run of Springtide with FSDP2, on one machine or several.
 
-    torchrun --nproc-per-node 8 --max-restarts 3 train.py --work /scratch/work
+    torchrun --standalone --nproc-per-node 8 --max-restarts 3 train.py --work /scratch/work
 
 Each rank reads its part of a cohort, and writes and uploads its own shard of the new weights: nobody gathers
 them. Masters and optimizer are float32; what is published has the dtype of the run's versions. A restart goes on
