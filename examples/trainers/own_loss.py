@@ -36,5 +36,7 @@ for cohort in springtide.Trainer():
     optimizer.zero_grad()
     with tempfile.TemporaryDirectory() as folder:
         rounded = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            del rounded["lm_head.weight"]  # a version has a tied tensor once
         model.save_pretrained(folder, state_dict=rounded)
         version = cohort.commit(folder, metrics={"loss": total})

@@ -40,7 +40,7 @@ def test_losses_and_gradients_are_those_of_trl_and_verl(case):
     want = torch.tensor(sum(case["gradient"], []))
     torch.testing.assert_close(logp.grad, want, atol=1e-6, rtol=1e-4)
     if case["loss"] is not None:
-        assert loss.item() == pytest.approx(case["loss"], abs=1e-5)
+        assert loss.item() == pytest.approx(case["loss"], rel=1e-5, abs=1e-5)
 
 
 def test_verdicts_are_the_likelihood_of_what_users_decided():

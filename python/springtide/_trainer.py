@@ -323,15 +323,13 @@ class Cohort:
         self,
         folder: str | Path,
         *,
-        made_from: str | None = None,
         metrics: Mapping[str, float] | None = None,
         state: Any = None,
     ) -> int:
         """Makes a step of the cohort: uploads the weights and waits until they are published. Returns the
         version's serial. Every rank calls it.
 
-        `made_from` is the content hash of the version that was loaded, if that may be another one than the
-        cohort's parent: then the server refuses them. `state` is what the next cohort's `state` says, such as where the optimizer's state lies. Raises
+        `state` is what the next cohort's `state` says, such as where the optimizer's state lies. Raises
         `RequestError` if the weights cannot be published, with what to change; the lease goes on.
         """
         mine: Answered = (None, None)
@@ -345,7 +343,7 @@ class Cohort:
             files.update(one)
             dropped.update(codes)
         body = {
-            "parent_root": made_from or self.parent_root,
+            "parent_root": self.parent_root,
             "files": files,
             "metrics": dict(metrics or {}),
             "dropped": dropped,

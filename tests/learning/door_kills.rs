@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,13 +15,13 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::PgPool;
 
+use super::kills::{self, end_of, get, note, noted, state};
 use fixture::servers::{Servers, Supervised};
-use fixture::{eventually, write_figures};
+use fixture::write_figures;
 
-const START: Duration = Duration::from_secs(120);
 /// For a run to end once nothing is killed any more.
 const CALM: Duration = Duration::from_secs(300);
 /// Mean time between two kills.
@@ -112,7 +111,6 @@ struct Report {
     trained_twice: i64,
     /// Leases that began.
     leases: i64,
-    /// Manifests that nobody follows.
     cohorts_dropped: i64,
 }
 
@@ -196,19 +194,23 @@ async fn runs_end_and_every_cohort_is_trained_on_once_while_everything_is_killed
     });
     if ended.await.is_err() {
         for process in processes.all() {
-            let log = process.output();
-            let lines: Vec<&str> = log.lines().collect();
             println!(
-                "--- {}\n{}",
+                "--- {}
+{}",
                 process.name,
-                lines[lines.len().saturating_sub(40)..].join("\n")
+                end_of(&process.output())
             );
         }
         panic!("the run does not end: {:?}", state(&servers, &runs).await);
     }
     report.runs = runs.len();
     report.seconds = began.elapsed().as_secs_f64();
-    audit(&pool, &noted(servers.path()), &mut report).await;
+    audit(
+        &pool,
+        &noted::<Noted>((0..TRAINERS).map(|nth| notes_of(servers.path(), nth))),
+        &mut report,
+    )
+    .await;
     println!("{}", serde_json::to_string_pretty(&report).unwrap());
     write_figures("door.json", &report);
 
@@ -227,7 +229,7 @@ async fn runs_end_and_every_cohort_is_trained_on_once_while_everything_is_killed
     assert_eq!(open, 0, "no cohort waits for ever");
 }
 
-/// A run. Control may be away.
+/// A run.
 async fn create(servers: &Servers) -> String {
     let request = json!({
         "kind": "grpo",
@@ -241,34 +243,7 @@ async fn create(servers: &Servers) -> String {
         "max_tokens": 8,
         "learning_rate": 1e-5,
     });
-    let url = format!("{}/v1/runs", servers.control());
-    eventually("a run is made", START, async || {
-        let answer = reqwest::Client::new().post(&url).json(&request).send().await.ok()?;
-        let status = answer.status();
-        let created: Value = answer.json().await.ok()?;
-        // 409: the trainer has not imported the base yet
-        assert!(
-            [201, 409].contains(&status.as_u16()) || status.is_server_error(),
-            "{status}: {created}"
-        );
-        created["id"].as_str().map(str::to_owned)
-    })
-    .await
-}
-
-/// The newest run.
-async fn state(servers: &Servers, runs: &[String]) -> Option<Value> {
-    get(&format!("{}/v1/runs/{}", servers.control(), runs.last()?)).await
-}
-
-async fn get(url: &str) -> Option<Value> {
-    reqwest::get(url).await.ok()?.error_for_status().ok()?.json().await.ok()
-}
-
-fn note(file: &Path, runs: &[String]) {
-    let new = file.with_extension("new");
-    fs::write(&new, runs.join("\n")).unwrap();
-    fs::rename(new, file).unwrap();
+    kills::create(servers, &request).await
 }
 
 fn trainer(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Supervised {
@@ -283,7 +258,7 @@ fn trainer(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Sup
         folder.join("springtide.toml"),
         runs.to_owned(),
         folder.join(format!("outside-{nth}")),
-        folder.join(format!("commits-{nth}.jsonl")),
+        notes_of(folder, nth),
     ];
     let (python, control) = (python.clone(), servers.control());
     let name = format!("outside-{nth}");
@@ -297,16 +272,8 @@ fn trainer(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Sup
     })
 }
 
-/// One that is killed while it writes leaves half a line.
-fn noted(folder: &Path) -> Vec<Noted> {
-    let files = (0..TRAINERS).filter_map(|nth| fs::read_to_string(folder.join(format!("commits-{nth}.jsonl"))).ok());
-    let lines: Vec<String> = files
-        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    lines
-        .iter()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
+fn notes_of(folder: &Path, nth: usize) -> PathBuf {
+    folder.join(format!("commits-{nth}.jsonl"))
 }
 
 async fn audit(pool: &PgPool, noted: &[Noted], report: &mut Report) {

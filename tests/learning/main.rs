@@ -6,6 +6,7 @@
 mod beside_trainer;
 mod clusters;
 mod door_kills;
+mod kills;
 mod quantized;
 mod rollout_kills;
 mod session_long;

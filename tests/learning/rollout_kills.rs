@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,11 +19,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
+use super::kills::{self, end_of, get, note, noted, state};
 use fixture::process::descendants;
 use fixture::servers::{Servers, Supervised};
-use fixture::{eventually, write_figures};
+use fixture::write_figures;
 
-const START: Duration = Duration::from_secs(120);
 /// For a run to end once nothing is killed any more.
 const CALM: Duration = Duration::from_secs(300);
 /// Mean time between two kills.
@@ -208,7 +207,12 @@ async fn runs_end_and_no_rewarded_rollout_is_lost_or_used_twice_while_everything
     }
     report.runs = runs.len();
     report.seconds = began.elapsed().as_secs_f64();
-    audit(&servers.pool(), &rewarded(folder), &mut report).await;
+    audit(
+        &servers.pool(),
+        &noted::<Rewarded>((0..HARNESSES).map(|nth| notes_of(folder, nth))),
+        &mut report,
+    )
+    .await;
     println!("{}", serde_json::to_string_pretty(&report).unwrap());
     write_figures("rollouts.json", &report);
 
@@ -224,7 +228,7 @@ async fn runs_end_and_no_rewarded_rollout_is_lost_or_used_twice_while_everything
     assert!(oldest.is_some_and(|steps| steps <= STALENESS_MAX), "{report:#?}");
 }
 
-/// A run. Control may be away.
+/// A run.
 async fn create(servers: &Servers) -> String {
     let request = json!({
         "kind": "grpo",
@@ -236,34 +240,7 @@ async fn create(servers: &Servers) -> String {
         "staleness_max": STALENESS_MAX,
         "learning_rate": 1e-5,
     });
-    let url = format!("{}/v1/runs", servers.control());
-    eventually("a run is made", START, async || {
-        let answer = reqwest::Client::new().post(&url).json(&request).send().await.ok()?;
-        let status = answer.status();
-        let created: Value = answer.json().await.ok()?;
-        // 409: the trainer has not imported the base yet
-        assert!(
-            [201, 409].contains(&status.as_u16()) || status.is_server_error(),
-            "{status}: {created}"
-        );
-        created["id"].as_str().map(str::to_owned)
-    })
-    .await
-}
-
-/// The newest run.
-async fn state(servers: &Servers, runs: &[String]) -> Option<Value> {
-    get(&format!("{}/v1/runs/{}", servers.control(), runs.last()?)).await
-}
-
-async fn get(url: &str) -> Option<Value> {
-    reqwest::get(url).await.ok()?.error_for_status().ok()?.json().await.ok()
-}
-
-fn note(file: &Path, runs: &[String]) {
-    let new = file.with_extension("new");
-    fs::write(&new, runs.join("\n")).unwrap();
-    fs::rename(new, file).unwrap();
+    kills::create(servers, &request).await
 }
 
 fn notes_of(folder: &Path, nth: usize) -> PathBuf {
@@ -283,18 +260,6 @@ fn harness(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Sup
             .env_remove("SPRINGTIDE_API_KEY");
         command
     })
-}
-
-/// A harness that is killed while it writes leaves half a line.
-fn rewarded(folder: &Path) -> Vec<Rewarded> {
-    let notes = (0..HARNESSES).filter_map(|nth| fs::read_to_string(notes_of(folder, nth)).ok());
-    let lines: Vec<String> = notes
-        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    lines
-        .iter()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
 }
 
 async fn audit(pool: &PgPool, rewarded: &[Rewarded], report: &mut Report) {
@@ -327,9 +292,4 @@ async fn audit(pool: &PgPool, rewarded: &[Rewarded], report: &mut Report) {
     for (steps, turns) in notes.iter().filter_map(Value::as_object).flatten() {
         *report.staleness.entry(steps.parse().unwrap()).or_default() += turns.as_i64().unwrap();
     }
-}
-
-fn end_of(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
 }

@@ -1,8 +1,9 @@
-//! A trainer outside: it leases cohorts over HTTP, makes weights of its own, and commits them.
+//! A trainer outside: it leases cohorts over HTTP, makes weights of its own, and commits them. Over 500 lines, because every
+//! test needs the same trainer.
 
 use super::offline::{control, control_beside, create_as, ended, fleet, get, ingest, offline, post, request};
 use super::uses::{dataset, insert};
-use super::world::{Sampled, World};
+use super::world::{Running, Sampled, World};
 use artifact::checkpoint::Checkpoint;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -25,6 +26,34 @@ const SOON: Duration = Duration::from_secs(60);
 struct Leased {
     control: String,
     cohort: Value,
+}
+
+/// A world whose realtime run is trained outside.
+struct Door {
+    world: World,
+    control: String,
+    run: String,
+    running: Running,
+}
+
+impl Door {
+    /// With a full cohort, which is leased with this token.
+    async fn leased(name: &str, token: &str) -> (Self, Leased) {
+        let world = World::start(name).await;
+        world.follow(1, world.base, 0).await;
+        world.insert_all(&world.sample(world.base, 8).await, "champion").await;
+        let control = control(&world).await;
+        let running = world.run(outside(&world));
+        let run = realtime_run(&control).await;
+        let leased = lease(&control, &run, token, 20).await.unwrap();
+        let door = Door {
+            world,
+            control,
+            run,
+            running,
+        };
+        (door, leased)
+    }
 }
 
 /// The realtime run of a world, trained outside.
@@ -275,13 +304,13 @@ async fn a_cohort_is_leased_trained_outside_and_committed_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_another_has_taken_over_commits_nothing() {
-    let world = World::start("door_fence").await;
-    world.follow(1, world.base, 0).await;
-    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
-    let control = control(&world).await;
-    let running = world.run(outside(&world));
-    let run = realtime_run(&control).await;
-    let orphan = lease(&control, &run, "job/0", 20).await.unwrap();
+    let (door, orphan) = Door::leased("door_fence", "job/0").await;
+    let Door {
+        world,
+        control,
+        run,
+        running,
+    } = door;
     let weights = trained(&*world.materialize(world.base).await);
     let files = orphan.upload(&weights).await;
     // the same job, started again
@@ -330,13 +359,8 @@ async fn forget_refusals(world: &World) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
-    let world = World::start("door_refused").await;
-    world.follow(1, world.base, 0).await;
-    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
-    let control = control(&world).await;
-    let running = world.run(outside(&world));
-    let run = realtime_run(&control).await;
-    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let (door, leased) = Door::leased("door_refused", "a").await;
+    let Door { world, running, .. } = door;
     let parent = world.materialize(world.base).await;
     let name = parent.tensors.keys().next().unwrap().clone();
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -398,13 +422,13 @@ async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trainer_outside_keeps_its_cohort_while_train_starts_again_and_loses_it_with_the_line() {
-    let world = World::start("door_restart").await;
-    world.follow(1, world.base, 0).await;
-    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
-    let control = control(&world).await;
-    let running = world.run(outside(&world));
-    let run = realtime_run(&control).await;
-    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let (door, leased) = Door::leased("door_restart", "a").await;
+    let Door {
+        world,
+        control,
+        run,
+        running,
+    } = door;
     running.stop().await;
     // uploads and the commit need no `train`
     let files = leased.upload(&trained(&*world.materialize(world.base).await)).await;
@@ -556,6 +580,11 @@ async fn runs_over_a_dataset_hand_out_what_their_losses_compare() {
     for (body, bundles, signs) in [
         (run("sft", json!({})), 4, vec![1.0]),
         (run("dpo", json!({})), 4, vec![1.0, -1.0]),
+        (
+            run("kto", json!({"threshold": 2.0, "undesirable_weight": 0.5})),
+            4,
+            vec![-0.5],
+        ),
     ] {
         let (created, url) = create_as(&control, &body).await;
         let steps = train_outside(&world, &control, created["id"].as_str().unwrap()).await;
@@ -674,13 +703,13 @@ async fn a_trainer_drops_a_cohort_and_what_is_refused_three_times_is_dropped_too
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cohort_goes_back_when_its_run_ends_or_train_computes_its_steps_again() {
-    let world = World::start("door_gone").await;
-    world.follow(1, world.base, 0).await;
-    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
-    let control = control(&world).await;
-    let running = world.run(outside(&world));
-    let run = realtime_run(&control).await;
-    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let (door, leased) = Door::leased("door_gone", "a").await;
+    let Door {
+        world,
+        control,
+        run,
+        running,
+    } = door;
     let files = leased.upload(&trained(&*world.materialize(world.base).await)).await;
     running.stop().await;
     // submitted, and then the process `train` computes the step itself
@@ -718,13 +747,8 @@ async fn a_cohort_goes_back_when_its_run_ends_or_train_computes_its_steps_again(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_revoked_sampler_signed_is_not_committed() {
-    let world = World::start("door_revoked").await;
-    world.follow(1, world.base, 0).await;
-    world.insert_all(&world.sample(world.base, 8).await, "champion").await;
-    let control = control(&world).await;
-    let running = world.run(outside(&world));
-    let run = realtime_run(&control).await;
-    let leased = lease(&control, &run, "a", 20).await.unwrap();
+    let (door, leased) = Door::leased("door_revoked", "a").await;
+    let Door { world, running, .. } = door;
     let files = leased.upload(&trained(&*world.materialize(world.base).await)).await;
     edge::sampler::revoke(
         &world.stack.pool,
