@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -252,7 +251,7 @@ fn trainer(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Sup
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/learning/door_kills/trainer.py"),
         &*fixture::SPRINGTIDE,
     );
-    let arguments = [
+    let arguments = vec![
         script,
         program.into(),
         folder.join("springtide.toml"),
@@ -260,16 +259,7 @@ fn trainer(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Sup
         folder.join(format!("outside-{nth}")),
         notes_of(folder, nth),
     ];
-    let (python, control) = (python.clone(), servers.control());
-    let name = format!("outside-{nth}");
-    Supervised::start(&name, folder.join(format!("{name}.log")), move || {
-        let mut command = Command::new(&python);
-        command
-            .args(&arguments)
-            .env("SPRINGTIDE_CONTROL", &control)
-            .env_remove("SPRINGTIDE_API_KEY");
-        command
-    })
+    kills::program(servers, &format!("outside-{nth}"), python, arguments)
 }
 
 fn notes_of(folder: &Path, nth: usize) -> PathBuf {
@@ -289,9 +279,7 @@ async fn audit(pool: &PgPool, noted: &[Noted], report: &mut Report) {
                 .unwrap();
         report.lost += i64::from(!committed);
     }
-    let uses =
-        "select count(*), count(*) - count(distinct generation_id) from trajectory_use where purpose = 'trained'";
-    (report.trained, report.trained_twice) = sqlx::query_as(uses).fetch_one(pool).await.unwrap();
+    (report.trained, report.trained_twice) = kills::trained(pool).await;
     let counts = "select (select count(*) from step), (select coalesce(sum(fence), 0)::bigint from cohort),
                          (select count(*) from cohort where state = 'dropped')";
     (report.steps, report.leases, report.cohorts_dropped) = sqlx::query_as(counts).fetch_one(pool).await.unwrap();

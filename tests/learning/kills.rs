@@ -1,13 +1,16 @@
 //! What tests that kill everything around runs share: the runs that they make, and notes of other processes.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use fixture::eventually;
-use fixture::servers::Servers;
+use fixture::servers::{Servers, Supervised};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use sqlx::PgPool;
 
 const START: Duration = Duration::from_secs(120);
 
@@ -52,6 +55,26 @@ pub fn noted<T: DeserializeOwned>(files: impl Iterator<Item = PathBuf>) -> Vec<T
         .collect();
     let read = lines.iter().filter_map(|line| serde_json::from_str(line).ok());
     read.collect()
+}
+
+/// A program of Python that works with control, started again whenever it ends.
+pub fn program(servers: &Servers, name: &str, python: &OsString, arguments: Vec<PathBuf>) -> Supervised {
+    let (python, control) = (python.clone(), servers.control());
+    Supervised::start(name, servers.path().join(format!("{name}.log")), move || {
+        let mut command = Command::new(&python);
+        command
+            .args(&arguments)
+            .env("SPRINGTIDE_CONTROL", &control)
+            .env_remove("SPRINGTIDE_API_KEY");
+        command
+    })
+}
+
+/// How many generations were trained on, and how many of them more than once.
+pub async fn trained(pool: &PgPool) -> (i64, i64) {
+    let uses =
+        "select count(*), count(*) - count(distinct generation_id) from trajectory_use where purpose = 'trained'";
+    sqlx::query_as(uses).fetch_one(pool).await.unwrap()
 }
 
 pub fn end_of(log: &str) -> String {

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -249,17 +248,8 @@ fn notes_of(folder: &Path, nth: usize) -> PathBuf {
 
 fn harness(servers: &Servers, python: &OsString, runs: &Path, nth: usize) -> Supervised {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/learning/rollout_kills/harness.py");
-    let (python, runs, notes) = (python.clone(), runs.to_owned(), notes_of(servers.path(), nth));
-    let control = servers.control();
-    let name = format!("harness-{nth}");
-    Supervised::start(&name, servers.path().join(format!("{name}.log")), move || {
-        let mut command = Command::new(&python);
-        command
-            .args([&script, &runs, &notes])
-            .env("SPRINGTIDE_CONTROL", &control)
-            .env_remove("SPRINGTIDE_API_KEY");
-        command
-    })
+    let arguments = vec![script, runs.to_owned(), notes_of(servers.path(), nth)];
+    kills::program(servers, &format!("harness-{nth}"), python, arguments)
 }
 
 async fn audit(pool: &PgPool, rewarded: &[Rewarded], report: &mut Report) {
@@ -275,9 +265,7 @@ async fn audit(pool: &PgPool, rewarded: &[Rewarded], report: &mut Report) {
     .fetch_one(pool)
     .await
     .unwrap();
-    let uses =
-        "select count(*), count(*) - count(distinct generation_id) from trajectory_use where purpose = 'trained'";
-    (report.trained, report.trained_twice) = sqlx::query_as(uses).fetch_one(pool).await.unwrap();
+    (report.trained, report.trained_twice) = kills::trained(pool).await;
     report.steps = sqlx::query_scalar("select count(*) from step")
         .fetch_one(pool)
         .await

@@ -173,6 +173,13 @@ impl Leased {
         });
         post(self.url("/commit"), &body).await
     }
+
+    /// A commit is refused, and this is why.
+    async fn refused(&self, token: &str, files: &BTreeMap<String, usize>, dropped: &Value, why: &str) {
+        let (status, refused) = self.commit(token, files, dropped).await;
+        assert_eq!(status, 422, "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(why), "{why}: {refused}");
+    }
 }
 
 /// The tensors as torch's distributed checkpoint writes them on two ranks.
@@ -394,9 +401,7 @@ async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
     {
         forget_refusals(&world).await;
         let files = leased.upload(&weights).await;
-        let (status, refused) = leased.commit(&format!("bad-{n}"), &files, &json!({})).await;
-        assert_eq!(status, 422, "{refused}");
-        assert!(refused["detail"].as_str().unwrap().contains(why), "{why}: {refused}");
+        leased.refused(&format!("bad-{n}"), &files, &json!({}), why).await;
     }
     let files = leased.upload(&trained(&parent)).await;
     let mut one = files.clone();
@@ -407,9 +412,7 @@ async fn weights_that_cannot_be_published_are_refused_and_the_lease_goes_on() {
         ("d", &files, &unknown, "is not of this cohort"),
     ] {
         forget_refusals(&world).await;
-        let (status, refused) = leased.commit(token, files, dropped).await;
-        assert_eq!(status, 422, "{refused}");
-        assert!(refused["detail"].as_str().unwrap().contains(why), "{why}: {refused}");
+        leased.refused(token, files, dropped, why).await;
     }
     let mut body = json!({"fence": leased.fence(), "client_token": "e", "parent_root": "00", "files": files});
     let (status, refused) = post(leased.url("/commit"), &body).await;
