@@ -303,7 +303,7 @@ async fn every_change_is_audited_and_every_change_without_springtide_is_found() 
             "alias mine of demo, epoch 99: nobody requested it",
         ),
         (
-            set("assignment", "version = 2 where epoch = (select max(epoch) from assignment)"),
+            set("assignment", "version = 2 where epoch = (select max(epoch) from assignment where alias = 'champion')"),
             "its release names version 1",
         ),
         (
