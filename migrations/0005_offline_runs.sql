@@ -56,6 +56,16 @@ create table rollout (
 create index rollout_unspent on rollout (run_id, draw, id) where state <> 'spent';
 create index rollout_by_run on rollout (run_id, state);
 
+-- Whether nothing more can come for a rollout that has ended: every answer that the trainer's own
+-- harness received waits for its reward. False if another harness made it.
+create function rollout_is_complete(episode uuid) returns boolean
+language sql stable as $$
+    select exists (
+        select from rollout
+        where id = episode and state in ('rewarded', 'settled')
+          and answers <@ array(select generation_id from open_generation where episode_id = episode))
+$$;
+
 -- One vote of a judge: a model behind an endpoint that grades rollouts (`[[trainer.judge]]`). The
 -- same question is not paid for twice, and a run can be graded again without the endpoint. It
 -- contains no text of the task, the rollout or the judge, whose whole answer is one number. But

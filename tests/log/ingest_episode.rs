@@ -136,6 +136,49 @@ async fn what_comes_after_an_episode_has_closed_is_late_and_another_tenant_is_an
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_episode_waits_for_late_turns_unless_every_answer_of_its_rollout_is_stored() {
+    let stack = Stack::start("complete-rollout").await;
+    let service = Service::start_with(&stack, with_sessions()).await;
+    let sql = "insert into run (kind, policy, line, status, config) values ('grpo', 'demo', 'run-x', 'running', '{}') returning id";
+    let run: Uuid = sqlx::query_scalar(sql).fetch_one(&stack.pool).await.unwrap();
+    let sql = "insert into task (run_id, id, prompt, answer) values ($1, 'task', '', '')";
+    sqlx::query(sql).bind(run).execute(&stack.pool).await.unwrap();
+    hold_the_closer(&stack.pool, &stack.kafka.topics().generation).await;
+    let ended_at = event::now() + Duration::from_secs(100);
+    let mut count = 0;
+    for (answers, waits_seconds) in [(1, 0), (2, 1)] {
+        let rollout = Uuid::now_v7();
+        let turn = in_session(rollout, 0, "session");
+        let received: Vec<Uuid> = std::iter::once(turn.id)
+            .chain(std::iter::repeat_with(Uuid::now_v7))
+            .take(answers)
+            .collect();
+        let sql = "insert into rollout (id, run_id, task_id, group_id, draw, state, reward, answers) \
+                   values ($1, $2, 'task', $1, 0, 'rewarded', 1, $3)";
+        let row = sqlx::query(sql).bind(rollout).bind(run).bind(&received);
+        row.execute(&stack.pool).await.unwrap();
+        let end = Event {
+            time: ended_at,
+            ..end(rollout)
+        };
+        send(&stack, &[logged(&turn), end]).await;
+        count += 2;
+        stored(&stack.pool, count).await;
+        let sql = "select closes_at from open_episode where episode_id = $1";
+        let closes_at = eventually("its end has moved when it closes", SOON, async || {
+            let at: OffsetDateTime = sqlx::query_scalar(sql)
+                .bind(rollout)
+                .fetch_one(&stack.pool)
+                .await
+                .unwrap();
+            (at < ended_at + Duration::from_secs(60)).then_some(at)
+        });
+        assert_eq!(closes_at.await, ended_at + Duration::from_secs(waits_seconds));
+    }
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_changed_trajectory_censors_what_is_open() {
     let stack = Stack::start("redefined").await;
     let as_generations = || {

@@ -161,6 +161,8 @@ struct Open<'a> {
     rule: &'a Rule,
     ended_at: Option<OffsetDateTime>,
     divided: Divided,
+    /// When to close it.
+    over_at: OffsetDateTime,
     signals: Vec<Signal>,
 }
 
@@ -208,8 +210,8 @@ impl<'a> Round<'a> {
                 } else if let Some(episode) = self.open(nth, &mut due[nth], about) {
                     if episode.divided.turns.len() > TURNS_MAX {
                         fates[nth] = Some(Fate::Closed(self.rows(due[nth].id, &episode, Err(TOO_MANY_TURNS))));
-                    } else if episode.divided.over_at > self.until {
-                        fates[nth] = Some(Fate::Postponed(episode.divided.over_at));
+                    } else if episode.over_at > self.until {
+                        fates[nth] = Some(Fate::Postponed(episode.over_at));
                     } else {
                         open.push(episode);
                     }
@@ -315,11 +317,16 @@ impl<'a> Round<'a> {
         let surface = &episode::first(&due.turns)?.surface;
         let (_, rule) = self.surfaces.get(surface)?;
         let turns = std::mem::take(&mut due.turns);
+        let divided = episode::divide(turns, due.ended_at, rule, &signals);
         Some(Open {
             nth,
             rule,
             ended_at: due.ended_at,
-            divided: episode::divide(turns, due.ended_at, rule, &signals),
+            over_at: match due.is_complete {
+                true => divided.closes_at,
+                false => divided.over_at,
+            },
+            divided,
             signals,
         })
     }

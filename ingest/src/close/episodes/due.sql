@@ -1,7 +1,7 @@
 -- Open episodes that are due at $1, oldest first, at most $2, after $3 and $4, the place of one. Skips those that a sink or another
 -- closer has locked, and all but one of those that share an id, of several tenants.
 select o.tenant_id, o.episode_id, o.closes_at, o.turns, o.is_full, e.ended_at as "ended_at?",
-       episode_closed(o.tenant_id, o.episode_id) as "has_closed!"
+       episode_closed(o.tenant_id, o.episode_id) as "has_closed!", rollout_is_complete(o.episode_id) as "is_complete!"
 from open_episode o
 left join episode_end e on e.tenant_id = o.tenant_id and e.episode_id = o.episode_id
 where o.closes_at <= $1 and (o.closes_at, o.episode_id) > ($3, $4::uuid)

@@ -20,6 +20,8 @@ pub(super) struct Due {
     pub ended_at: Option<OffsetDateTime>,
     /// It has trajectories from an earlier closure.
     pub has_closed: bool,
+    /// No more turns can come.
+    pub is_complete: bool,
     /// It takes no more turns.
     pub is_full: bool,
     /// How many turns are open.
@@ -57,6 +59,7 @@ pub(super) async fn due(
         closes_at: row.closes_at,
         ended_at: row.ended_at,
         has_closed: row.has_closed,
+        is_complete: row.is_complete,
         is_full: row.is_full,
         open_turns: usize::try_from(row.turns).unwrap_or(0),
         turns: Vec::new(),

@@ -46,6 +46,26 @@ pub struct Run {
     pub finished_at: Option<OffsetDateTime>,
 }
 
+/// Who waited for whom in the newest steps of a run.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Idle {
+    steps: i64,
+    /// From each commit to the next one.
+    seconds: f64,
+    /// The trainer had nothing to compute: no trajectory had come, or nobody had leased the full cohort.
+    trainer_seconds: f64,
+    /// The cohort was full and the version not published. Rollouts of a run with `staleness_max` 0 wait so long.
+    rollouts_seconds: f64,
+}
+
+/// A run, and what only one of them is asked for.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Shown {
+    #[serde(flatten)]
+    run: Run,
+    idle: Idle,
+}
+
 /// Which runs to list.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,8 +90,28 @@ pub async fn get(pool: &PgPool, policy: &str, id: Uuid) -> Result<Run, Problem> 
     row.ok_or_else(|| Problem::not_found(format!("policy `{policy}` has no run {id}")))
 }
 
-pub(super) async fn one(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Run>, Problem> {
-    Ok(Json(get(&shared.pool, &shared.policy, id).await?))
+pub(super) async fn one(State(shared): State<Shared>, Path(id): Path<Uuid>) -> Result<Json<Shown>, Problem> {
+    let run = get(&shared.pool, &shared.policy, id).await?;
+    let idle = sqlx::query_as!(
+        Idle,
+        r#"
+        with newest as (
+            select step, committed_at, metrics -> 'timings' as timings,
+                   lag(committed_at, 1, case step when 1 then $2::timestamptz end) over (order by step) as before
+            from (select * from step where run_id = $1 order by step desc limit 100) s
+        )
+        select count(*) as "steps!", coalesce(sum(extract(epoch from committed_at - before)), 0)::float8 as "seconds!",
+               coalesce(sum(number_of(timings, 'wait')), 0) + coalesce(sum(number_of(timings, 'idle')), 0) as "trainer_seconds!",
+               coalesce(sum(number_of(timings, 'compute_tail') + number_of(timings, 'guard')), 0) as "rollouts_seconds!"
+        from newest
+        "#,
+        id,
+        run.started_at
+    )
+    .fetch_one(&shared.pool)
+    .await
+    .map_err(database)?;
+    Ok(Json(Shown { run, idle }))
 }
 
 pub(super) async fn list(State(shared): State<Shared>, Query(page): Query<Page>) -> Result<Json<List<Run>>, Problem> {
