@@ -36,7 +36,7 @@ pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
     let mut executor = run.open(&config.trainer, config.lora.as_ref(), config.seed).await?;
     let harness = Harness::new(trainer, id, run.schedule.priority, &executor.line, &config).await?;
     leases::give_up_interrupted(&trainer.pool, &run.claim, harness::HOLDER).await?;
-    let mut draws = Draws::new(trainer, &config, tasks).await?;
+    let mut draws = Draws::new(trainer, &config, tasks, &harness.bells).await?;
     let trained = tokio::select! {
         trained = make_steps(run, &mut executor, &mut draws, &config) => trained,
         Err(error) = harness.make_rollouts() => Err(error),

@@ -55,7 +55,7 @@ const IDLE: Duration = Duration::from_millis(500);
 /// How often the time that answers take is read again.
 const TIMED_EVERY: Duration = Duration::from_secs(5);
 /// The channel on which the database announces closed trajectories.
-const CLOSED_CHANNEL: &str = "springtide_trajectory";
+pub(crate) const CLOSED_CHANNEL: &str = "springtide_trajectory";
 
 /// Why an execution ended without an error.
 enum End {

@@ -48,9 +48,10 @@ impl Closer {
         visible: OffsetDateTime,
         needed: &AllNeeded,
     ) -> anyhow::Result<bool> {
+        let known = until + self.grace;
         let mut transaction = transaction::begin(&self.pool).await.context("begin")?;
         let from = std::mem::replace(&mut self.places.1, Place::START);
-        let due = rows::due(&mut transaction, until, from).await;
+        let due = rows::due(&mut transaction, (until, known), from).await;
         let (mut due, mut more) = due.context("find due episodes")?;
         let mut last = due.last().map(place);
         if due.is_empty() {
@@ -81,6 +82,7 @@ impl Closer {
             surfaces: &self.surfaces,
             judges: &self.judges,
             until,
+            known,
             visible,
             waits: Vec::new(),
         };
@@ -161,8 +163,8 @@ struct Open<'a> {
     rule: &'a Rule,
     ended_at: Option<OffsetDateTime>,
     divided: Divided,
-    /// When to close it.
-    over_at: OffsetDateTime,
+    /// When it may be closed, if not now.
+    waits_until: Option<OffsetDateTime>,
     signals: Vec<Signal>,
 }
 
@@ -170,6 +172,8 @@ struct Round<'a> {
     surfaces: &'a Surfaces,
     judges: &'a Judges,
     until: OffsetDateTime,
+    /// Until when the log is in the tables.
+    known: OffsetDateTime,
     /// See [`join::visible`].
     visible: OffsetDateTime,
     waits: Vec<signals::Signals>,
@@ -210,8 +214,8 @@ impl<'a> Round<'a> {
                 } else if let Some(episode) = self.open(nth, &mut due[nth], about) {
                     if episode.divided.turns.len() > TURNS_MAX {
                         fates[nth] = Some(Fate::Closed(self.rows(due[nth].id, &episode, Err(TOO_MANY_TURNS))));
-                    } else if episode.over_at > self.until {
-                        fates[nth] = Some(Fate::Postponed(episode.over_at));
+                    } else if let Some(at) = episode.waits_until {
+                        fates[nth] = Some(Fate::Postponed(at));
                     } else {
                         open.push(episode);
                     }
@@ -318,14 +322,16 @@ impl<'a> Round<'a> {
         let (_, rule) = self.surfaces.get(surface)?;
         let turns = std::mem::take(&mut due.turns);
         let divided = episode::divide(turns, due.ended_at, rule, &signals);
+        // nobody will add anything to a complete one
+        let (over_at, known) = match due.is_complete {
+            true => (divided.closes_at, self.known),
+            false => (divided.over_at, self.until),
+        };
         Some(Open {
             nth,
             rule,
             ended_at: due.ended_at,
-            over_at: match due.is_complete {
-                true => divided.closes_at,
-                false => divided.over_at,
-            },
+            waits_until: Some(over_at).filter(|at| *at > known),
             divided,
             signals,
         })

@@ -19,8 +19,10 @@
 
 mod draw;
 
+use super::harness::Bells;
 use crate::executor::Executor;
 use crate::offline::Failed;
+use crate::realtime::CLOSED_CHANNEL;
 use crate::trainer::Trainer;
 use anyhow::Context;
 use edge::tenant;
@@ -34,9 +36,11 @@ use runs::random::Random;
 use runs::sample::Sample;
 use runs::select;
 use runs::select::rollouts::staleness;
+use sqlx::postgres::PgListener;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 pub(super) use draw::{Draw, Graded};
@@ -60,12 +64,22 @@ pub(super) struct Draws<'a> {
     waiting_since: Option<Instant>,
     /// An event has said that nobody leases any.
     said: bool,
+    bells: &'a Bells,
+    /// Rings when trajectories close.
+    closed: PgListener,
 }
 
 impl<'a> Draws<'a> {
     /// `tasks`: their ids.
-    pub async fn new(trainer: &'a Trainer, config: &'a Config, tasks: Vec<String>) -> anyhow::Result<Self> {
+    pub async fn new(
+        trainer: &'a Trainer,
+        config: &'a Config,
+        tasks: Vec<String>,
+        bells: &'a Bells,
+    ) -> anyhow::Result<Self> {
         let tenant = tenant::owner(&trainer.pool, &trainer.policy).await?;
+        let mut closed = PgListener::connect_with(&trainer.pool).await?;
+        closed.listen(CLOSED_CHANNEL).await?;
         Ok(Draws {
             trainer,
             config,
@@ -73,6 +87,8 @@ impl<'a> Draws<'a> {
             tenant: tenant.ok_or_else(|| Failed(format!("the policy {} belongs to no tenant", trainer.policy)))?,
             waiting_since: None,
             said: false,
+            bells,
+            closed,
         })
     }
 
@@ -124,7 +140,7 @@ impl<'a> Draws<'a> {
                 }
             }
             self.say_if_nobody_comes(executor).await?;
-            tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
+            let _ = timeout(self.poll(), self.bells.ended.notified()).await;
         }
     }
 
@@ -152,6 +168,11 @@ impl<'a> Draws<'a> {
         let versions = select::versions(&self.trainer.pool, &self.trainer.policy, executor.head, staleness_max).await?;
         let lag = sampling.iter().map(|version| staleness(*version, &versions)).max();
         Ok(lag.unwrap_or(0).saturating_add(before) <= staleness_max as usize)
+    }
+
+    /// How often to look for what no bell rings for.
+    fn poll(&self) -> Duration {
+        Duration::from_millis(self.trainer.options.poll_ms)
     }
 
     /// The draws that no step was made of, the oldest first, and how many of their rollouts have not
@@ -184,6 +205,7 @@ impl<'a> Draws<'a> {
         let tasks = self.tasks_of(draw, 0, self.tasks.len().min(self.config.tasks_per_step as usize));
         leases::offer(&mut transaction, claim.run, draw, &tasks, self.config.group_size).await?;
         transaction.commit().await?;
+        self.bells.offered.notify_one();
         Ok(())
     }
 
@@ -199,6 +221,7 @@ impl<'a> Draws<'a> {
         let tasks = self.tasks_of(draw, drawn, count);
         leases::offer(&mut transaction, claim.run, draw, &tasks, self.config.group_size).await?;
         transaction.commit().await?;
+        self.bells.offered.notify_one();
         Ok(true)
     }
 

@@ -21,12 +21,13 @@ use runs::leases::{self, HARNESS_FAILED, Taken};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 /// Who holds the leases.
 pub(super) const HOLDER: &str = "springtide/train";
-/// How often free places are filled.
+/// How often free places are filled, besides when rollouts are offered.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Timeout of a completion and its grade: rollouts may wait for a whole day of production.
 const COMPLETION_SECONDS: u32 = 86_400;
@@ -67,6 +68,16 @@ pub(super) struct Harness<'a> {
     grading: grader::Context,
     /// Held while a place asks for a rollout.
     taking: Mutex<()>,
+    pub bells: Bells,
+}
+
+/// What harness and trainer of one process tell each other, so that neither waits until it looks again.
+#[derive(Debug, Default)]
+pub(super) struct Bells {
+    /// Rollouts are offered.
+    pub offered: Notify,
+    /// A rollout has ended.
+    pub ended: Notify,
 }
 
 impl<'a> Harness<'a> {
@@ -99,6 +110,7 @@ impl<'a> Harness<'a> {
             config,
             grading: grader::Context::new(Some(judges), trainer.sandboxes.clone()),
             taking: Mutex::new(()),
+            bells: Bells::default(),
         })
     }
 
@@ -126,7 +138,7 @@ impl<'a> Harness<'a> {
             let pool = &self.trainer.pool;
             let taken = leases::take(pool, self.run, HOLDER, seconds + LEASE_MARGIN_SECONDS).await?;
             let Some(taken) = taken else {
-                tokio::time::sleep(LOOK_EVERY).await;
+                let _ = timeout(LOOK_EVERY, self.bells.offered.notified()).await;
                 continue;
             };
             drop(taking);
@@ -135,7 +147,7 @@ impl<'a> Harness<'a> {
     }
 
     /// Makes one rollout, and stores how it ended.
-    async fn work(&self, taken: Taken, timeout: Duration) -> anyhow::Result<()> {
+    async fn work(&self, taken: Taken, limit: Duration) -> anyhow::Result<()> {
         let pool = &self.trainer.pool;
         let id = taken.id;
         let rollout = async {
@@ -146,8 +158,8 @@ impl<'a> Harness<'a> {
                 Environment::Completion | Environment::Pull { .. } => self.completion(&taken).await,
             }
         };
-        let ended = tokio::time::timeout(timeout, rollout).await.unwrap_or_else(|_| {
-            tracing::info!(rollout = %id, seconds = timeout.as_secs(), "a rollout took too long");
+        let ended = timeout(limit, rollout).await.unwrap_or_else(|_| {
+            tracing::info!(rollout = %id, seconds = limit.as_secs(), "a rollout took too long");
             Ok(self.config.failure_reward.into())
         });
         match ended {
@@ -162,6 +174,7 @@ impl<'a> Harness<'a> {
                 }
             }
         }
+        self.bells.ended.notify_one();
         Ok(())
     }
 

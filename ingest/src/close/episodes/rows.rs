@@ -40,7 +40,7 @@ impl Due {
 /// Returns them without turns, and whether there are more.
 pub(super) async fn due(
     connection: &mut PgConnection,
-    until: OffsetDateTime,
+    (until, known): (OffsetDateTime, OffsetDateTime),
     from: Place,
 ) -> sqlx::Result<(Vec<Due>, bool)> {
     let due = sqlx::query_file!(
@@ -48,7 +48,8 @@ pub(super) async fn due(
         until,
         EPISODES_MAX,
         from.closes_at,
-        from.id
+        from.id,
+        known
     );
     let rows = due.fetch_all(connection).await?;
     let count = rows.len();

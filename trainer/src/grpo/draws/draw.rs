@@ -73,7 +73,7 @@ impl Draw {
 impl Draws<'_> {
     /// Waits until the turns of the draw's rollouts have closed in the database, and reads them: those of
     /// rollouts that it does not have yet.
-    pub(super) async fn read(&self, executor: &Executor<'_>, draw: &mut Draw) -> anyhow::Result<Vec<Sample>> {
+    pub(super) async fn read(&mut self, executor: &Executor<'_>, draw: &mut Draw) -> anyhow::Result<Vec<Sample>> {
         let run = executor.claim.run;
         let rows = sqlx::query!(
             r#"
@@ -170,7 +170,11 @@ impl Draws<'_> {
                 }
                 return Ok(samples);
             }
-            tokio::time::sleep(Duration::from_millis(self.trainer.options.poll_ms)).await;
+            // other traffic rings too
+            tokio::time::sleep(self.poll() / 4).await;
+            if let Ok(rung) = tokio::time::timeout(self.poll(), self.closed.recv()).await {
+                rung?;
+            }
         }
     }
 
