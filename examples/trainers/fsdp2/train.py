@@ -35,7 +35,7 @@ import losses  # noqa: E402
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", help="default: SPRINGTIDE_RUN, or the realtime run")
+    parser.add_argument("--run-id", help="default: SPRINGTIDE_RUN, or the realtime run")
     parser.add_argument("--work", type=Path, required=True, help="folder for weights and optimizer states, which all nodes share")
     parser.add_argument("--springtide", default="springtide", help="the program, for `policy pull`")
     parser.add_argument("--config", help="its configuration file")
@@ -80,6 +80,7 @@ class Job:
             self.model.parameters(), lr=self.args.learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
         )
         self.version = cohort.parent
+        dist.barrier()  # all have read it
         if dist.get_rank() == 0:
             shutil.rmtree(folder)
         saved = cohort.state["optimizer"] if cohort.state else ""
@@ -196,7 +197,7 @@ def main() -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if torch.cuda.is_available():
         torch.cuda.set_device(dist.get_node_local_rank())
-    trainer = springtide.Trainer.distributed(args.run, lease_seconds=args.lease_seconds)
+    trainer = springtide.Trainer.distributed(args.run_id, lease_seconds=args.lease_seconds)
     work = args.work.resolve() / trainer.run_id
     work.mkdir(parents=True, exist_ok=True)
     job = Job(args, work)
