@@ -100,6 +100,9 @@ edge::options! {
         pub cache_bytes_max: u64 = 64 << 30,
         /// Parts of a remote object (8 MiB each) to fetch at once, 1 to 256.
         pub cache_streams: usize = 8 => 1..=256,
+        /// Memory per process for weights that it keeps and does not compute with, bytes. The rest of
+        /// them lies in files without a name in `weights` in the state folder.
+        pub memory_bytes: u64 = 1 << 30,
         /// Threads per process for encoding, verifying and applying deltas and packing weights, 1 to
         /// 256.
         pub sync_threads: u16 = 1 => 1..=256,

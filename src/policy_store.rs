@@ -1,14 +1,16 @@
 //! Opens the policy store as the configuration describes it.
 
 use anyhow::Context;
+use artifact::memory;
 use artifact::threads::Threads;
 use store::{Cache, Limits, Store};
 
 use crate::config::Config;
 
 /// The store of the configuration. A store that is not on this machine gets a cache in the state
-/// folder.
+/// folder. Weights of this process keep to `policy.memory_bytes` from now on.
 pub fn open(config: &Config) -> anyhow::Result<Store> {
+    memory::budget(config.policy.memory_bytes, &config.state_dir.join("weights"));
     let url = config.store_url();
     let store = with_threads(open_url(&url, config.policy.store_api_key.as_deref())?, config)?;
     if url.starts_with("file://") {

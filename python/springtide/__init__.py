@@ -25,6 +25,7 @@ from springtide._errors import (
     StreamError,
     UnavailableError,
 )
+from springtide._reference import reference
 from springtide._retry import Retries, uuid7
 from springtide._runs import Lease, NoReward, Run
 from springtide._trainer import Cohort, Trainer, TrainingSample, bundles
@@ -67,5 +68,6 @@ __all__ = [
     "UnavailableError",
     "Usage",
     "bundles",
+    "reference",
     "uuid7",
 ]

@@ -325,11 +325,13 @@ class Cohort:
         *,
         metrics: Mapping[str, float] | None = None,
         state: Any = None,
+        reference: Mapping[str, Any] | None = None,
     ) -> int:
         """Makes a step of the cohort: uploads the weights and waits until they are published. Returns the
         version's serial. Every rank calls it.
 
-        `state` is what the next cohort's `state` says, such as where the optimizer's state lies. Raises
+        `state` is what the next cohort's `state` says, such as where the optimizer's state lies. `reference` is
+        what `springtide.reference` computed, for a model that Springtide does not compute. Raises
         `RequestError` if the weights cannot be published, with what to change; the lease goes on.
         """
         mine: Answered = (None, None)
@@ -348,6 +350,7 @@ class Cohort:
             "metrics": dict(metrics or {}),
             "dropped": dropped,
             "state": state,
+            "reference": reference,
         }
         version = int(_member(self._committed(body), "version"))
         self._trainer._say(f"step {self.step}: version {version}, {len(dropped)} dropped\n")

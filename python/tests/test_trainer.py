@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import pickle
 from pathlib import Path
@@ -12,7 +13,16 @@ from typing import Any
 import pytest
 from faulty_server import Answer, Server, serving
 
-from springtide import ConflictError, RequestError, Retries, SpringtideError, Trainer, TrainingSample, bundles
+from springtide import (
+    ConflictError,
+    RequestError,
+    Retries,
+    SpringtideError,
+    Trainer,
+    TrainingSample,
+    bundles,
+    reference,
+)
 from springtide import _trainer as trainers
 
 SOON = Retries(attempts_max=4, first_delay_seconds=0.001)
@@ -173,3 +183,18 @@ def test_parts_are_read_again_if_they_arrive_damaged(monkeypatch: pytest.MonkeyP
         assert one._part(0) == b"[1]"
         assert one._part(1) is None
     assert server.received[3].path == "/v1/cohorts/c/samples/1?fence=7&wait_seconds=20"
+
+
+def test_a_reference_is_what_a_model_says_greedily() -> None:
+    def logits(texts: list[list[int]]) -> list[list[float]]:
+        # the next id is the most probable one
+        return [[2.0 if token == (text[-1] + 1) % 50 else 0.0 for token in range(50)] for text in texts]
+
+    found = reference(logits, vocab=50, context=26)
+    assert (found["prompt_tokens"], len(found["answers"])) == (24, 16)
+    # the last id of the first prompt, as policy/artifact/src/reference.rs makes it
+    last = ((24 * 0x9E3779B9) >> 7) % 50
+    assert found["answers"][0]["token_ids"] == [(last + 1) % 50, (last + 2) % 50]
+    cold, warm = (2.0 / at - math.log(math.exp(2.0 / at) + 49) for at in (1.0, 0.8))
+    assert found["answers"][0]["logprobs"] == [round(cold, 5)] * 2
+    assert found["answers"][0]["first_logprob"] == round(warm, 5)

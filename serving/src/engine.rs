@@ -16,6 +16,7 @@ mod thread;
 pub use thread::{Config, Handle, Thread, spawn};
 
 use artifact::digest::Digest;
+use artifact::reference::Reference;
 use caller::Caller;
 use futures::future::BoxFuture;
 use load::{Limit, Load};
@@ -72,6 +73,8 @@ pub struct LoadedVersion {
     pub decline_id: Option<u32>,
     /// `None`: the version came without one and answers token ids only.
     pub tokenizer: Option<Tokenizer>,
+    /// What an engine elsewhere that serves it is compared with, if its manifest has it.
+    pub reference: Option<Arc<Reference>>,
     /// A version whose templates cannot be read still answers plain prompts.
     pub templates: Result<Arc<Templates>, Arc<chat::Error>>,
 }

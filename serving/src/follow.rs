@@ -31,7 +31,6 @@ use connections::Connections;
 use edge::auth::Auth;
 use edge::server::Listener;
 use event_log::ClientOptions;
-use model::exact::{Arithmetic, Compute};
 use proxy::Proxy;
 use status::Status;
 use std::sync::Arc;
@@ -48,7 +47,6 @@ const SWAPS_WAITING_MAX: usize = 64;
 pub struct Follow {
     pub options: Options,
     pub policy: String,
-    pub compute: Compute,
     /// Where new assignments are announced; without it, the store is only polled.
     pub kafka: Option<ClientOptions>,
     pub store: Store,
@@ -73,8 +71,8 @@ impl Follow {
         let background = CancellationToken::new();
         let tasks = TaskTracker::new();
         let Started { host, pool, router } = match engine {
-            Engine::Vllm => start_proxy(&options, proxy::Kind::Vllm, self.compute)?,
-            Engine::Sglang => start_proxy(&options, proxy::Kind::Sglang, self.compute)?,
+            Engine::Vllm => start_proxy(&options, proxy::Kind::Vllm)?,
+            Engine::Sglang => start_proxy(&options, proxy::Kind::Sglang)?,
             Engine::Folder | Engine::Command => start_folders(&options, &self.policy)?,
         };
         if let Some(pool) = &pool {
@@ -172,9 +170,8 @@ fn start_folders(options: &Options, policy: &str) -> anyhow::Result<Started> {
     })
 }
 
-fn start_proxy(options: &Options, engine: proxy::Kind, compute: Compute) -> anyhow::Result<Started> {
+fn start_proxy(options: &Options, engine: proxy::Kind) -> anyhow::Result<Started> {
     let remote = options.remote()?;
-    let arithmetic = Arithmetic::new(compute, options.threads.into()).context("follow.threads")?;
     let url = options.engine_url.as_deref().unwrap_or_default();
     let connections = Connections::new(engine.label_path(), url, options.engine_api_key.clone())?;
     // requests come over the proxy, so nothing waits in the pool's queue
@@ -196,7 +193,7 @@ fn start_proxy(options: &Options, engine: proxy::Kind, compute: Compute) -> anyh
             usize::try_from(options.requests_max).unwrap_or(Semaphore::MAX_PERMITS),
         )),
     };
-    let updater = Updater::new(pool.clone(), remote, arithmetic).context("follow.patch_dir")?;
+    let updater = Updater::new(pool.clone(), remote).context("follow.patch_dir")?;
     Ok(Started {
         host: Host::Remote {
             updater: Box::new(updater),

@@ -31,7 +31,7 @@ use load::{Loader, Unplaced, Wanted};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use store::Store;
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
@@ -45,6 +45,8 @@ const RESUBSCRIBE_WAIT: Duration = Duration::from_secs(5);
 const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// How often the store is asked for a newer assignment while one is being applied, at most.
 const NEWER_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// How many times as long the store is not polled while assignments are announced.
+const ANNOUNCED_WAITS: u32 = 20;
 
 pub struct Options {
     pub policy: String,
@@ -106,12 +108,24 @@ impl Follower {
             None => futures::stream::pending().boxed(),
         };
         let mut failures = 0u32;
+        let interval = self.options.poll_interval;
+        // whether the assignment in force was announced, the newest epoch that was, and the last poll
+        let (mut is_announced, mut newest, mut polled) = (false, 0, Instant::now());
         loop {
-            let followed = tokio::select! {
-                () = shutdown.cancelled() => return,
-                followed = self.follow() => followed,
-            };
-            let interval = self.options.poll_interval;
+            let before = self.routes.epoch();
+            let followed =
+                if failures > 0 || !is_announced || newest > before || polled.elapsed() >= interval * ANNOUNCED_WAITS {
+                    polled = Instant::now();
+                    tokio::select! {
+                        () = shutdown.cancelled() => return,
+                        followed = self.follow() => followed,
+                    }
+                } else {
+                    self.mend().await
+                };
+            if self.routes.epoch() > before {
+                is_announced = newest >= self.routes.epoch();
+            }
             let wait = match followed {
                 Ok(()) => {
                     failures = 0;
@@ -133,6 +147,7 @@ impl Follower {
                     () = shutdown.cancelled() => return,
                     () = &mut wake => break,
                     Some(epoch) = announced.next() => {
+                        newest = newest.max(epoch);
                         if epoch > self.routes.epoch() {
                             break;
                         }
@@ -145,13 +160,17 @@ impl Follower {
     /// Polls the store once and applies a new assignment. Without one, engines elsewhere are mended.
     async fn follow(&mut self) -> anyhow::Result<()> {
         let Some((assignment, keys)) = self.trust.newest(self.routes.epoch()).await? else {
-            let mended = self.loader.mend(&self.routes.shares()).await;
-            return mended.context("mend an engine");
+            return self.mend().await;
         };
         let epoch = assignment.epoch;
         self.apply(assignment.in_cluster(&self.options.cluster), &keys)
             .await
             .with_context(|| format!("apply assignment {epoch}"))
+    }
+
+    async fn mend(&mut self) -> anyhow::Result<()> {
+        let mended = self.loader.mend(&self.routes.shares()).await;
+        mended.context("mend an engine")
     }
 
     /// Loads every version of `assignment`, then puts it in force. An arm for which no engine is there waits

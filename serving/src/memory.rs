@@ -2,7 +2,6 @@
 
 use crate::follower::{BYTES_PER_CHECKPOINT_BYTE, load_order};
 use crate::options::Options;
-use crate::{follow, remote};
 use artifact::checkpoint::Checkpoint;
 use artifact::need::{Limit, Need};
 use artifact::sign::TrustedKeys;
@@ -37,7 +36,6 @@ pub fn ask(need: Need, what: &str, options: &Options, machine: &Limit) -> anyhow
 
 /// A version that users are routed to.
 struct InForce {
-    serial: i64,
     /// Without tensors.
     files: Checkpoint,
     tensor_bytes: u64,
@@ -53,24 +51,15 @@ pub async fn ask_at_start(
     compute: Compute,
     machine: &Limit,
 ) -> anyhow::Result<()> {
+    if options.remote.is_used() {
+        return Ok(()); // nobody computes with weights here: `policy.memory_bytes` bounds them
+    }
     let is_required = |_: &str, required: bool| required;
     let versions = in_force(store, policy, keys, &options.cluster, is_required).await;
     let mut need = Need::default();
-    for InForce {
-        serial,
-        files,
-        tensor_bytes,
-    } in &versions
-    {
-        if options.remote.gives_weights() {
-            need = need.and("weights", *tensor_bytes);
-        }
-        if !options.remote.is_used() {
-            let size = Size::of_files(&files.files, *tensor_bytes)?;
-            need = need.plus(&needed(&size, 1, options, compute));
-        } else if options.remote.unproved_error_max.is_none() {
-            remote::ask_for_probe(files, *tensor_bytes, &options.remote, *serial)?;
-        }
+    for InForce { files, tensor_bytes } in &versions {
+        let size = Size::of_files(&files.files, *tensor_bytes)?;
+        need = need.plus(&needed(&size, 1, options, compute));
     }
     tracing::info!(
         versions = versions.len(),
@@ -79,29 +68,6 @@ pub async fn ask_at_start(
     );
     let what = format!("serving the versions of {policy} that are in force");
     ask(need, &what, options, machine)
-}
-
-/// Refuses to follow an alias whose versions do not fit.
-pub async fn ask_to_follow(
-    store: &Store,
-    policy: &str,
-    keys: &TrustedKeys,
-    options: &follow::Options,
-    machine: &Limit,
-) -> anyhow::Result<()> {
-    let followed = |alias: &str, _| alias == options.alias;
-    for version in in_force(store, policy, keys, &options.cluster, followed).await {
-        let bytes = version.tensor_bytes;
-        let need = Need::default()
-            .and("the version in force", bytes)
-            .and("the next one", bytes)
-            .and("what it is made from, or its copy for the engine", bytes)
-            .and("the exact model, or the folder as it is read back", bytes);
-        tracing::info!(bytes = need.bytes(), "memory to follow the alias");
-        let mend = "follow on a machine with more, or have the engine's machine run `springtide policy pull`";
-        need.fits(machine, format!("following {} of {policy}", options.alias), mend)?;
-    }
-    Ok(())
 }
 
 /// The versions of the newest assignment that are `wanted`, by alias and whether it has no substitute.
@@ -124,7 +90,6 @@ async fn in_force(
         let mut versions = Vec::new();
         for serial in serials {
             versions.push(InForce {
-                serial,
                 files: store.files(policy, serial, &keys, &["config.json"]).await?,
                 tensor_bytes: store.get_manifest(policy, serial, &keys).await?.tensor_bytes,
             });

@@ -73,11 +73,11 @@ edge::options! {
         /// feedback. Rollouts and evaluations are always refused.
         pub log_away: LogAway = LogAway::Refuse,
         /// Memory for weights and caches of all resident versions, and for what is kept of the
-        /// version that left last, bytes. A version needs three times its weights, and its cache.
-        /// Engines elsewhere that get their weights from here: once. Others: nothing, a gateway in
-        /// front of them holds no weights.
+        /// version that left last, bytes. A version needs three times its weights, and its cache. With
+        /// engines elsewhere it needs nothing: `policy.memory_bytes` bounds what is kept for them.
         pub resident_bytes_max: u64 = 4 << 30,
-        /// Time between two polls of the store, in milliseconds. Announcements arrive sooner.
+        /// Time between two polls of the store, in milliseconds; twenty times as long while assignments are
+        /// announced.
         pub poll_interval_ms: u64 = 250 => 1..,
         /// How old the store's timestamp may be for a replica that has no trust state yet, in seconds. With
         /// more than 60 it can start while `control` is away, and whoever controls the store can give it

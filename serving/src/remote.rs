@@ -3,7 +3,7 @@
 //! Each engine holds one version. [`Pool`] queues requests, sends each to an engine of its version
 //! and passes the tokens on. [`Updater`] changes the version of an engine: it drains it, gives it
 //! the weights that differ, and probes it. An engine gets no traffic before its probe: its
-//! log-probabilities of fixed prompts must equal those of our exact model.
+//! log-probabilities of fixed prompts must be those that the manifest has.
 //!
 //! | module | |
 //! |---|---|
@@ -11,8 +11,7 @@
 //! | `pool` | the queue, and one task per running sequence |
 //! | `sequence` | one sequence on one engine |
 //! | `update` | new weights for an engine |
-//! | `weights` | the exact model of a version, where there is memory for it |
-//! | `probe` | compares an engine with our exact model |
+//! | `probe` | compares an engine with the reference of a version |
 //! | `client` | what the others need of an engine, of whatever kind |
 //! | `vllm`, `sglang`, `openai` | the kinds of engines |
 //! | `protocol` | what all of them share |
@@ -32,14 +31,12 @@ mod sequence;
 mod sglang;
 mod update;
 mod vllm;
-mod weights;
 
 pub use client::slots;
 pub use http::EXPECT_WEIGHTS;
 pub use options::{InFlight, OpenAiServer, Options, Server};
 pub use pool::{Pass, Pool};
 pub use update::{NoEngine, Updater};
-pub use weights::{Source, ask as ask_for_probe};
 
 #[cfg(test)]
 mod recorded;

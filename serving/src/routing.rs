@@ -226,6 +226,7 @@ pub(crate) mod tests {
             experts: None,
             decline_id: Some(48),
             tokenizer: None,
+            reference: None,
             templates: no_templates(),
         })
     }

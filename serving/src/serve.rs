@@ -74,8 +74,6 @@ impl Replica {
             slots_reserved_for_production: options.slots_reserved_for_production,
             parked_max: Duration::from_millis(options.tide.parked_ms_max),
         };
-        let arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
-        let packing = self.store.threads().clone();
         // background tasks stop after the last request was answered
         let background = CancellationToken::new();
         let tasks = TaskTracker::new();
@@ -84,11 +82,14 @@ impl Replica {
             host,
             mut ended,
         } = match options.remote.is_used() {
-            false => start_own(&options, config, arithmetic, packing)?,
+            false => {
+                let arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
+                start_own(&options, config, arithmetic, self.store.threads().clone())?
+            }
             true => {
                 let pool = Pool::new(&options.remote, options.slots, config).context("serve.remote")?;
                 tasks.spawn(pool.clone().watch(background.clone()));
-                start_remote(&options, pool, arithmetic)?
+                start_remote(&options, pool)?
             }
         };
         let (swaps, swapped) = mpsc::channel(SWAPS_WAITING_MAX);
@@ -240,8 +241,8 @@ fn start_own(
     })
 }
 
-fn start_remote(options: &Options, pool: Pool, arithmetic: Arithmetic) -> anyhow::Result<Started> {
-    let updater = Updater::new(pool.clone(), options.remote.clone(), arithmetic).context("serve.remote.patch_dir")?;
+fn start_remote(options: &Options, pool: Pool) -> anyhow::Result<Started> {
+    let updater = Updater::new(pool.clone(), options.remote.clone()).context("serve.remote.patch_dir")?;
     let host = Host::Remote {
         updater: Box::new(updater),
     };

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use artifact::need::Limit;
-use artifact::sign::TrustedKeys;
 use edge::auth::Auth;
 use serving::follow::{Engine, Follow, Options};
 use serving::remote::InFlight;
@@ -70,17 +68,11 @@ impl Args {
         config.follow.check()?;
         let options = config.follow.clone();
         let store = policy_store::open(&config)?;
-        // nothing can be loaded before there are trusted keys
-        if let Some(keys) = TrustedKeys::load_if_any(&config.keys_dir()).context("load the trusted keys")? {
-            let machine = Limit::of_this_process();
-            serving::memory::ask_to_follow(&store, &config.policy.name, &keys, &options, &machine).await?;
-        }
         let listener = listen_with_key(&config, Part::Follow, options.caller_key.as_ref(), "follow.caller_key").await?;
         let auth = Auth::fixed(options.caller_key.as_deref());
         let extra_routes = auth.protect_beyond_loopback(app.metrics.clone(), options.listen);
         let follow = Follow {
             policy: config.policy.name.clone(),
-            compute: config.policy.compute,
             kafka: announcements(&config),
             store,
             keys_dir: config.keys_dir(),

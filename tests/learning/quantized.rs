@@ -17,6 +17,7 @@ async fn publish(publisher: &Publisher, parent: i64, checkpoint: &Checkpoint) ->
         parent,
         checkpoint: checkpoint.clone(),
         with_checkpoint: false,
+        reference: None,
     };
     publish_external(publisher, external).await.unwrap().manifest
 }

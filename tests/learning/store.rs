@@ -124,6 +124,7 @@ async fn publications_that_do_not_fit_parent_or_line_are_refused() {
         parent,
         checkpoint,
         with_checkpoint: false,
+        reference: None,
     };
     let publish = async |line: &str, parent: i64, checkpoint: Checkpoint| {
         publish_external(&publisher, external(line, parent, checkpoint)).await
@@ -192,6 +193,7 @@ async fn commands_list_check_keep_and_collect_the_store() {
             parent: head,
             checkpoint: last.clone(),
             with_checkpoint: step % 6 == 0,
+            reference: None,
         };
         head = publish_external(&publisher, external).await.unwrap().manifest.version;
     }
@@ -327,6 +329,7 @@ async fn commands_move_trust_from_one_key_to_the_next() {
         parent: base,
         checkpoint: trained(&checkpoint, 1),
         with_checkpoint: false,
+        reference: None,
     };
     let late = publish_external(&publisher, external)
         .await

@@ -307,7 +307,8 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         now,
         100_i64,
         time::OffsetDateTime::UNIX_EPOCH,
-        Uuid::nil()
+        Uuid::nil(),
+        now
     );
     ask!(
         "closer: their turns",

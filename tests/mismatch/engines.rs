@@ -10,7 +10,7 @@ use artifact::checkpoint::Checkpoint;
 use artifact::threads::Threads;
 use demo::corpus::pauses::SUGGESTION_TOKENS_MAX as TOKENS_MAX;
 use futures::future::try_join_all;
-use model::exact::{Arithmetic, Compute};
+use model::exact::{Arithmetic, Compute, ExactModel};
 use model::sampling::Params;
 use serving::engine::caller::Caller;
 use serving::engine::exact::{ExactBackend, Staging};
@@ -92,6 +92,7 @@ impl Version {
             experts: None,
             decline_id: tokenizer.decline_id(),
             tokenizer: None,
+            reference: model::reference::of(&ExactModel::from_checkpoint(&checkpoint)?)?.map(Arc::new),
             templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
         };
         Ok(Version {
@@ -144,7 +145,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub async fn connect(url: &str, threads: usize) -> anyhow::Result<Self> {
+    pub async fn connect(url: &str) -> anyhow::Result<Self> {
         let options = Options {
             vllm: vec![Server {
                 url: url.to_owned(),
@@ -156,7 +157,7 @@ impl Remote {
         let pool = Pool::new(&options, SLOTS, CONFIG)?;
         let stop = CancellationToken::new();
         let watch = tokio::spawn(pool.clone().watch(stop.clone()));
-        let updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, threads)?)?;
+        let updater = Updater::new(pool.clone(), options)?;
         updater.context().await.with_context(|| format!("look at {url}"))?;
         Ok(Remote {
             pool,

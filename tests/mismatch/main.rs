@@ -114,7 +114,7 @@ async fn measure(args: Args) -> anyhow::Result<Results> {
     }
     for server in &args.vllm {
         let (name, url) = server.split_once('=').context("--vllm is NAME=URL")?;
-        let remote = Remote::connect(url, args.threads).await?;
+        let remote = Remote::connect(url).await?;
         let mut difference_p50 = 0.0;
         for (at, kind) in KINDS.into_iter().enumerate() {
             if at > 0 && at >= kinds(difference_p50) {

@@ -168,6 +168,7 @@ async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
         created_at: time::OffsetDateTime::UNIX_EPOCH,
         quantized: vec![],
         delta_shards: vec![],
+        reference: None,
     };
     let next = Manifest {
         version: 2,

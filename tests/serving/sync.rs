@@ -311,6 +311,7 @@ async fn publish_and_wait(
         parent,
         checkpoint: checkpoint.clone(),
         with_checkpoint: false,
+        reference: None,
     };
     let outcome = publish_external(publisher, external).await.unwrap();
     let version = outcome.manifest.version;

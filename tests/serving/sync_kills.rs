@@ -127,6 +127,7 @@ async fn a_replica_that_is_killed_at_any_moment_serves_complete_versions() {
             checkpoint,
             // a checkpoint now and then, so that a restarted replica needs few deltas
             with_checkpoint: kill % 10 == 0,
+            reference: None,
         };
         head = publish_external(&publisher, external).await.unwrap().manifest.version;
         versions.insert(head, expected);

@@ -554,6 +554,7 @@ impl<'a> Executor<'a> {
             checkpoint,
             record,
             run_state,
+            reference: None,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::learn::learner::{Metrics, kl};
 use crate::offline::Failed;
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
-use artifact::delta;
+use artifact::{delta, memory};
 use launch::Launched;
 use model::config::{ModelConfig, declared_context};
 use model::exact::ExactModel;
@@ -23,8 +23,8 @@ use runs::door::samples;
 use runs::door::weights::{self, Change};
 use runs::door::{self, Cohort, Progress, Ready, State, Submission, Submitted};
 use runs::grammar::Grammars;
-use runs::publish::Error as PublishError;
 use runs::publish::run_state::{Lease, RunState, StepRecord};
+use runs::publish::{Draft, Error as PublishError};
 use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::{self, Answers};
@@ -295,7 +295,10 @@ impl Executor<'_> {
             first: BTreeMap::new(),
             second: BTreeMap::new(),
         };
-        let draft = self.draft(record, run_state.encode()?, parent, Arc::clone(&checkpoint));
+        let draft = Draft {
+            reference: submission.reference,
+            ..self.draft(record, run_state.encode()?, parent, Arc::clone(&checkpoint))
+        };
         let published = match self.publish(draft).await {
             Ok(Some(published)) => published,
             Ok(None) => return Ok(StepOutcome::Paused),
@@ -388,7 +391,8 @@ impl Executor<'_> {
         }))
     }
 
-    /// Mean KL(old‖new) on a part of the cohort. `None`: our model does not compute this architecture.
+    /// Mean KL(old‖new) on a part of the cohort. `None`: our model does not compute this architecture, or it
+    /// would exceed the memory that this process may take for weights.
     async fn kl(
         &self,
         parent: &Arc<Checkpoint>,
@@ -396,7 +400,8 @@ impl Executor<'_> {
         generations: &[Uuid],
     ) -> anyhow::Result<Option<f64>> {
         let json = parent.files.get("config.json");
-        if json.is_none_or(|json| ModelConfig::from_json(json).is_err()) {
+        let is_unknown = json.is_none_or(|json| ModelConfig::from_json(json).is_err());
+        if is_unknown || memory::exceeds_budget(parent.tensor_bytes()) {
             return Ok(None);
         }
         let trainer = self.trainer;

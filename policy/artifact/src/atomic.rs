@@ -11,14 +11,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Replaces the file at `path` with the concatenation of `parts`.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    let temporary = stage(path, parts, 0o644)?;
+    replace_by(path, |_, file| parts.iter().try_for_each(|part| file.write_all(part)))
+}
+
+/// Replaces the file at `path` with what `write` writes. It gets the temporary file and its path.
+pub fn replace_by(path: &Path, write: impl FnOnce(&Path, &mut File) -> io::Result<()>) -> io::Result<()> {
+    let temporary = stage(path, write, 0o644)?;
     fs::rename(&temporary, path).inspect_err(|_| discard(&temporary))?;
     flush_folder(path)
 }
 
 /// Creates a file that only its owner can read. Error of kind `AlreadyExists` if `path` exists.
 pub fn create_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = stage(path, &[bytes], 0o600)?;
+    let temporary = stage(path, |_, file| file.write_all(bytes), 0o600)?;
     // unlike a rename, a hard link does not replace an existing file
     let linked = fs::hard_link(&temporary, path);
     discard(&temporary);
@@ -26,7 +31,7 @@ pub fn create_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     flush_folder(path)
 }
 
-fn stage(path: &Path, parts: &[&[u8]], mode: u32) -> io::Result<PathBuf> {
+fn stage(path: &Path, write: impl FnOnce(&Path, &mut File) -> io::Result<()>, mode: u32) -> io::Result<PathBuf> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let name = path
         .file_name()
@@ -44,10 +49,7 @@ fn stage(path: &Path, parts: &[&[u8]], mode: u32) -> io::Result<PathBuf> {
     #[cfg(not(unix))]
     let _ = mode;
     let mut file = options.open(&temporary)?;
-    let written = parts
-        .iter()
-        .try_for_each(|part| file.write_all(part))
-        .and_then(|()| file.sync_all());
+    let written = write(&temporary, &mut file).and_then(|()| file.sync_all());
     written.inspect_err(|_| discard(&temporary))?;
     Ok(temporary)
 }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 use crate::checkpoint::{Checkpoint, Error};
+use crate::memory;
 use crate::tensor::TensorData;
 
 pub use lazy::LazyFolder;
@@ -62,7 +63,7 @@ impl Checkpoint {
     /// Reads a Hugging Face folder: `model.safetensors` or the shards in
     /// `model.safetensors.index.json`, and the files in [`FILES`]. Ignores other files.
     pub fn read_dir(path: &Path) -> Result<Self, Error> {
-        Self::read_dir_by(path, |file| fs::read(file).map(Bytes::from))
+        Self::read_dir_by(path, memory::read_file)
     }
 
     /// [`read_dir`](Self::read_dir) with `load` for the files of weights, such as one that maps them.
@@ -253,10 +254,10 @@ fn write_tensors(path: &Path, checkpoint: &Checkpoint, names: &[&String]) -> Res
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
     // transformers refuses a file without a framework name
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let bytes = views
-        .and_then(|views| safetensors::serialize(views, Some(metadata)))
-        .map_err(|error| refuse(path, error.to_string()))?;
-    atomic::replace(path, &[&bytes]).map_err(io("write", path))
+    let views = views.map_err(|error| refuse(path, error.to_string()))?;
+    let write = |temporary: &Path| safetensors::serialize_to_file(views, Some(metadata), temporary);
+    let written = atomic::replace_by(path, |temporary, _| write(temporary).map_err(std::io::Error::other));
+    written.map_err(io("write", path))
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Bytes>, Error> {

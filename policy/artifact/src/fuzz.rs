@@ -168,6 +168,7 @@ fn manifests() -> Vec<Vec<u8>> {
         created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
         quantized: vec![],
         delta_shards: vec![],
+        reference: None,
     };
     let plain = serde_json::to_vec(&manifest).unwrap();
     manifest.parent = Some(Parent {

@@ -6,7 +6,7 @@
 //!
 //! Dependencies: `blake3`, `twox-hash`, `zstd`, `ed25519-dalek` (formats and signatures),
 //! `safetensors`, `serde`, `serde_json`, `base64`, `hex`, `time`, `uuid`, `bytes` (documents and
-//! buffers), `half`, `libm`, `bytemuck`, `rayon`, `nix` (arithmetic, threads, memory), `getrandom`
+//! buffers), `half`, `libm`, `bytemuck`, `rayon`, `nix` (arithmetic, threads, memory), `memmap2`, `tempfile` (weights in files), `getrandom`
 //! (new keys), `thiserror`, `tracing`. `cudarc` only with the feature `cuda`.
 
 pub mod assignment;
@@ -28,6 +28,7 @@ pub mod need;
 pub mod parts;
 pub mod patch;
 pub mod quant;
+pub mod reference;
 pub mod sign;
 pub mod squash;
 pub mod tensor;

@@ -11,6 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::digest::Digest;
+use crate::reference::Reference;
 
 /// The kind in the envelope's payload type.
 pub const KIND: &str = "manifest";
@@ -50,6 +51,10 @@ pub struct Manifest {
     /// index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub delta_shards: Vec<Shard>,
+    /// What engines that serve the version are compared with. None if its publisher could not
+    /// compute it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Reference>,
 }
 
 /// One shard of a delta.
@@ -113,6 +118,10 @@ pub enum Error {
         "version {version} names a quantized copy `{spec}`: a name is 1 to 64 of a-z, 0-9, `-` and `.`, and there once"
     )]
     Quantized { version: i64, spec: String },
+    #[error(
+        "version {0} has reference log-probabilities that are not finite, too many, or of ids beyond the vocabulary"
+    )]
+    Reference(i64),
 }
 
 impl ObjectRef {
@@ -163,6 +172,9 @@ impl Manifest {
         if !self.delta_shards.is_empty() && (self.delta.is_none() || !self.delta_shards.iter().all(sound)) {
             return Err(Error::Shards(version));
         }
+        if self.reference.as_ref().is_some_and(|reference| !reference.is_sound()) {
+            return Err(Error::Reference(version));
+        }
         let mut names = BTreeSet::new();
         let refused = self
             .quantized
@@ -187,6 +199,7 @@ fn is_spec(name: &str) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::reference;
 
     pub(crate) fn sample() -> Manifest {
         Manifest {
@@ -211,7 +224,23 @@ pub(crate) mod tests {
             created_at: time::macros::datetime!(2026-11-21 06:00:00.25 UTC),
             quantized: vec![],
             delta_shards: vec![],
+            reference: None,
         }
+    }
+
+    #[test]
+    fn a_manifest_carries_what_engines_are_compared_with() {
+        let mut manifest = sample();
+        manifest.reference = Some(reference::tests::sample());
+        assert_eq!(manifest.check(), Ok(()));
+        let json = serde_json::to_value(&manifest).unwrap();
+        assert_eq!(
+            json["reference"]["answers"][1]["logprobs"],
+            serde_json::json!([-0.5, -1.25])
+        );
+        assert_eq!(serde_json::from_value::<Manifest>(json).unwrap(), manifest);
+        manifest.reference.as_mut().unwrap().vocab = 1;
+        assert_eq!(manifest.check(), Err(Error::Reference(8)));
     }
 
     #[test]
@@ -222,7 +251,9 @@ pub(crate) mod tests {
         assert_eq!(json["root"], manifest.root.to_string());
         assert_eq!(json["delta"]["size_bytes"], 5);
         assert_eq!(json["image"], serde_json::Value::Null);
-        assert!(json.get("quantised").is_none() && json.get("delta_shards").is_none());
+        assert!(
+            json.get("quantised").is_none() && json.get("reference").is_none() && json.get("delta_shards").is_none()
+        );
         assert_eq!(json["run"]["run"], "00000000-0000-0000-0000-000000000007");
         let back: Manifest = serde_json::from_value(json).unwrap();
         assert_eq!(back, manifest);

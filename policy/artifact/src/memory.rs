@@ -1,16 +1,25 @@
-//! Memory for weights: huge pages, and reuse between versions.
+//! Memory for weights: huge pages, reuse between versions, and files for what exceeds a budget.
 //!
 //! The first touch of a 4 KiB page took 2 µs on the virtual machine of docs/delta.md, long enough
 //! to verify 9 KB of a model. So large buffers ask for 2 MiB pages. A process that serves one
 //! version after another can also keep the memory of dropped versions for the next: a [`Spare`].
+//!
+//! A process that stores, checks and sends weights and does not compute with them can set a
+//! [`budget`]. What [`Buffer::at_rest`] has beyond it lies in files without a name, mapped into
+//! memory: the kernel writes their pages to disk when it needs the memory.
 
-#![expect(unsafe_code, reason = "advises the kernel about page sizes")]
+#![expect(unsafe_code, reason = "advises the kernel about page sizes, and maps files")]
 
 use bytemuck::Pod;
+use bytes::Bytes;
+use memmap2::MmapMut;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Smaller memory is not worth huge pages.
@@ -21,9 +30,75 @@ const KEPT_BYTES_MIN: usize = 256 << 10;
 
 /// Values whose memory may be kept for reuse when they are dropped.
 pub struct Buffer<T> {
-    words: Vec<u64>,
+    words: Words,
     count: usize,
+    /// Bytes that it takes of the budget.
+    budgeted: usize,
     of: PhantomData<T>,
+}
+
+enum Words {
+    Memory(Vec<u64>),
+    File(MmapMut),
+}
+
+/// How much memory weights at rest may take.
+struct Budget {
+    bytes: usize,
+    taken: usize,
+    /// Where files are for what does not fit.
+    folder: PathBuf,
+}
+
+static BUDGET: Mutex<Option<Budget>> = Mutex::new(None);
+
+fn lock_budget() -> MutexGuard<'static, Option<Budget>> {
+    BUDGET.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets how many bytes of memory the weights at rest of this process may take. What does not fit
+/// lies in files in `folder`, which have no name and go with the process. Default: no limit.
+pub fn budget(bytes: u64, folder: &Path) {
+    let mut budget = lock_budget();
+    *budget = Some(Budget {
+        bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+        taken: budget.as_ref().map_or(0, |budget| budget.taken),
+        folder: folder.to_owned(),
+    });
+}
+
+/// Whether so many bytes of weights are more than the whole budget.
+pub fn exceeds_budget(bytes: u64) -> bool {
+    lock_budget().as_ref().is_some_and(|budget| bytes > budget.bytes as u64)
+}
+
+/// Bytes of a file, at rest.
+pub fn read_file(path: &Path) -> io::Result<Bytes> {
+    let mut file = File::open(path)?;
+    let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut bytes = Buffer::at_rest(length);
+    file.read_exact(&mut bytes)?;
+    match file.read(&mut [0])? {
+        0 => Ok(Bytes::from_owner(bytes)),
+        _ => Err(io::Error::other("it grew while it was read")),
+    }
+}
+
+/// Fills the first bytes of `rest` with `part`, and takes them off. What has no place is left out.
+pub fn put_next(rest: &mut &mut [u8], part: &[u8]) {
+    if let Some(next) = rest.split_off_mut(..part.len()) {
+        next.copy_from_slice(part);
+    }
+}
+
+/// A mapped file without a name. Its blocks are allocated: a full disk would end the process later.
+fn map_new_file(bytes: usize, folder: &Path) -> io::Result<MmapMut> {
+    std::fs::create_dir_all(folder)?;
+    let file = tempfile::tempfile_in(folder)?;
+    let length = i64::try_from(bytes).map_err(io::Error::other)?;
+    nix::fcntl::posix_fallocate(&file, 0, length)?;
+    // SAFETY: the file has no name, so no other process can open it, and nothing here shortens it.
+    unsafe { MmapMut::map_mut(&file) }
 }
 
 /// Permission to keep a number of bytes of dropped weights, for new weights of the same sizes. All
@@ -129,6 +204,39 @@ impl Pool {
 }
 
 impl<T: Pod> Buffer<T> {
+    /// [`unset`](Self::unset) values that are to be kept and not computed with: see [`budget`].
+    pub fn at_rest(count: usize) -> Self {
+        let bytes = count * size_of::<T>();
+        let folder = match &mut *lock_budget() {
+            Some(budget) if bytes >= KEPT_BYTES_MIN => match budget.taken.checked_add(bytes) {
+                Some(taken) if taken <= budget.bytes => {
+                    budget.taken = taken;
+                    None
+                }
+                _ => Some(budget.folder.clone()),
+            },
+            _ => return Self::unset(count),
+        };
+        let Some(folder) = folder else {
+            let mut buffer = Self::unset(count);
+            buffer.budgeted = bytes;
+            return buffer;
+        };
+        match map_new_file(bytes.next_multiple_of(size_of::<u64>()), &folder) {
+            Ok(mapped) => Buffer {
+                words: Words::File(mapped),
+                count,
+                budgeted: 0,
+                of: PhantomData,
+            },
+            Err(error) => {
+                let folder = folder.display();
+                tracing::warn!(bytes, %folder, %error, "no file for weights beyond the budget: they are kept in memory");
+                Self::unset(count)
+            }
+        }
+    }
+
     /// `count` values with unspecified content. The caller sets all of them.
     pub fn unset(count: usize) -> Self {
         let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
@@ -141,8 +249,9 @@ impl<T: Pod> Buffer<T> {
         #[cfg(test)]
         words.fill(0xa5a5_a5a5_a5a5_a5a5);
         Buffer {
-            words,
+            words: Words::Memory(words),
             count,
+            budgeted: 0,
             of: PhantomData,
         }
     }
@@ -150,9 +259,31 @@ impl<T: Pod> Buffer<T> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        let words = std::mem::take(&mut self.words);
-        // memory that is not kept is returned to the kernel after the lock is released
-        let _given_back = pool().put(words);
+        if self.budgeted > 0
+            && let Some(budget) = &mut *lock_budget()
+        {
+            budget.taken = budget.taken.saturating_sub(self.budgeted);
+        }
+        if let Words::Memory(words) = &mut self.words {
+            // memory that is not kept is returned to the kernel after the lock is released
+            let _given_back = pool().put(std::mem::take(words));
+        }
+    }
+}
+
+impl Words {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Words::Memory(words) => bytemuck::cast_slice(words),
+            Words::File(mapped) => mapped,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Words::Memory(words) => bytemuck::cast_slice_mut(words),
+            Words::File(mapped) => mapped,
+        }
     }
 }
 
@@ -160,13 +291,13 @@ impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &bytemuck::cast_slice(&self.words)[..self.count]
+        bytemuck::cast_slice(&self.words.bytes()[..self.count * size_of::<T>()])
     }
 }
 
 impl<T: Pod> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.count]
+        bytemuck::cast_slice_mut(&mut self.words.bytes_mut()[..self.count * size_of::<T>()])
     }
 }
 
@@ -260,6 +391,33 @@ mod tests {
         assert_eq!(pool.resize(both_bytes, more * 8)._buffers, [vec![1; words]]);
         assert_eq!(pool.resize(more * 8, 0)._buffers, [vec![2; more]]);
         assert_eq!((pool.bytes, pool.room, pool.buffers.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_exceeds_the_budget_lies_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        budget(3 * KEPT_BYTES_MIN as u64, folder.path());
+        let count = KEPT_BYTES_MIN + 4;
+        let mut kept: Vec<Buffer<u8>> = (0..4).map(|_| Buffer::at_rest(count)).collect();
+        let in_files = kept.iter().filter(|buffer| matches!(buffer.words, Words::File(_)));
+        assert!(in_files.count() >= 2, "other tests may take some of the budget, too");
+        for (buffer, value) in kept.iter_mut().zip(0..) {
+            buffer.fill(value);
+        }
+        for (buffer, value) in kept.iter().zip(0..) {
+            assert!(buffer.len() == count && buffer.iter().all(|byte| *byte == value));
+        }
+        assert!(exceeds_budget(3 * KEPT_BYTES_MIN as u64 + 1) && !exceeds_budget(1));
+        assert_eq!(
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            0,
+            "they have no names"
+        );
+        let path = folder.path().join("weights");
+        std::fs::write(&path, &*kept[3]).unwrap();
+        assert_eq!(read_file(&path).unwrap(), kept[3][..]);
+        budget(u64::MAX, folder.path());
+        assert!(Buffer::<u8>::at_rest(count).budgeted > 0);
     }
 
     #[test]

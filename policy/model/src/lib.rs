@@ -19,6 +19,7 @@ pub mod gradient;
 pub mod kernel;
 pub mod lora;
 mod random;
+pub mod reference;
 pub mod router;
 pub mod sampling;
 pub mod size;

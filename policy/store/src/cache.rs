@@ -26,7 +26,7 @@ use super::keys::object_key;
 use super::{Error, Store, blocking, download};
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
-use artifact::memory;
+use artifact::memory::{Buffer, put_next};
 use artifact::parts::Parts;
 
 /// How often a process checks whether another one has downloaded an object.
@@ -124,11 +124,12 @@ impl Cache {
     /// Reads a whole object.
     pub(super) async fn read(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
         let cached = self.object(store, policy, object).await?;
-        let mut bytes = memory::room(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut bytes = Buffer::at_rest(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut rest = &mut bytes[..];
         for index in 0..cached.parts.count() {
-            bytes.extend_from_slice(&cached.part(index).await?);
+            put_next(&mut rest, &cached.part(index).await?);
         }
-        Ok(bytes.into())
+        Ok(Bytes::from_owner(bytes))
     }
 }
 

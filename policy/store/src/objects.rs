@@ -12,7 +12,7 @@ use super::keys::{object_key, parts_key, trash_key};
 use super::{Error, Store, backend, blocking, download};
 use artifact::digest::Digest;
 use artifact::manifest::ObjectRef;
-use artifact::memory;
+use artifact::memory::{Buffer, put_next};
 use artifact::merkle;
 use artifact::parts::{self, PART_BYTES, Parts};
 
@@ -187,11 +187,12 @@ impl Store {
     async fn fetch_parts(&self, policy: &str, object: &ObjectRef) -> Result<Bytes, Error> {
         let key = object_key(policy, &object.digest)?;
         let mut parts = self.parts_at(&key, object, object.size_bytes);
-        let mut bytes = memory::room(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut bytes = Buffer::at_rest(usize::try_from(object.size_bytes).unwrap_or_default());
+        let mut rest = &mut bytes[..];
         while let Some(part) = parts.try_next().await? {
-            bytes.extend_from_slice(&part);
+            put_next(&mut rest, &part);
         }
-        Ok(bytes.into())
+        Ok(Bytes::from_owner(bytes))
     }
 
     /// The parts of the object at `key` in order, several downloaded at once.

@@ -1,6 +1,7 @@
 //! A follower's memory: the version it holds, the next version, and the delta.
 //!
-//! Each follower runs in its own process, which reports how far its resident memory rose.
+//! Each follower runs in its own process, which reports how far its resident memory rose, or, with a
+//! budget, the part of it that is not pages of files.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -14,10 +15,12 @@ use artifact::threads::Threads;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use store::Store;
 
 const STORE: &str = "SPRINGTIDE_MEMORY_STORE";
 const HOLDS: &str = "SPRINGTIDE_MEMORY_HOLDS";
+const BUDGET: &str = "SPRINGTIDE_MEMORY_BUDGET";
 const POLICY: &str = "demo";
 /// One version has twelve tensors of two frames.
 const VERSION_BYTES: usize = 12 * TENSOR_BYTES;
@@ -95,6 +98,7 @@ async fn publish(folder: &Path) -> usize {
             created_at: time::OffsetDateTime::now_utc(),
             quantized: vec![],
             delta_shards: vec![],
+            reference: None,
         };
         if let Some((parent, base)) = &before {
             let (version, root) = (parent.version, parent.root);
@@ -121,6 +125,10 @@ fn one_version_restored() {
         .build()
         .unwrap();
     runtime.block_on(async {
+        let budget: Option<u64> = std::env::var(BUDGET).ok().map(|bytes| bytes.parse().unwrap());
+        if let Some(bytes) = budget {
+            artifact::memory::budget(bytes, &Path::new(&folder).join("weights"));
+        }
         let store = Store::open(&format!("file://{folder}")).unwrap();
         let trusted = key().trusted();
         let mut held: Vec<(i64, Arc<Checkpoint>)> = vec![];
@@ -128,12 +136,25 @@ fn one_version_restored() {
             let first = store.materialize(POLICY, 1, &trusted, &[]).await.unwrap();
             held.push((1, first.checkpoint));
         }
-        let before = status("VmRSS");
+        let before = status(if budget.is_some() { "RssAnon" } else { "VmRSS" });
         // Resets the peak.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let target = if held.is_empty() { 1 } else { 3 };
+        let done = Arc::new(AtomicBool::new(false));
+        let watching = std::thread::spawn({
+            let done = done.clone();
+            move || {
+                let mut highest = 0;
+                while !done.load(Ordering::Relaxed) {
+                    highest = highest.max(status("RssAnon"));
+                }
+                highest
+            }
+        });
         let rebuilt = store.materialize(POLICY, target, &trusted, &held).await.unwrap();
-        let rose = status("VmHWM") - before;
+        done.store(true, Ordering::Relaxed);
+        let anonymous = watching.join().unwrap();
+        let rose = if budget.is_some() { anonymous } else { status("VmHWM") } - before;
         assert_eq!(rebuilt.checkpoint.root(), version(target).root());
         println!("rose by {rose}");
     });
@@ -169,4 +190,26 @@ fn a_follower_needs_room_for_the_next_version_and_its_delta() {
         first > VERSION_BYTES / 2 && next > VERSION_BYTES / 2,
         "nothing was measured: {first}, {next}"
     );
+}
+
+#[test]
+fn what_exceeds_the_budget_takes_no_memory_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(publish(folder.path()));
+    let (path, budget) = (folder.path().to_str().unwrap(), 2 * TENSOR_BYTES);
+    let bytes = budget.to_string();
+    for holds in [None, Some((HOLDS, "1"))] {
+        let mut set = vec![(STORE, path), (BUDGET, bytes.as_str())];
+        set.extend(holds);
+        let rose = risen("one_version_restored", &set);
+        println!("{rose} bytes with a budget of {budget}, for versions of {VERSION_BYTES}");
+        // the budget, four parts of 8 MiB that are under way, and buffers of frames
+        assert!(rose < VERSION_BYTES, "{rose} bytes, {holds:?}");
+    }
+    let left = std::fs::read_dir(folder.path().join("weights")).unwrap();
+    assert_eq!(left.count(), 0, "files without a name");
 }

@@ -232,6 +232,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
             experts: fake.experts,
             decline_id: fake.decline_id,
             tokenizer: Some(fake.tokenizer.clone()),
+            reference: None,
             templates: templates.clone(),
         });
         engine.install(version.clone(), model()).await.unwrap();

@@ -51,6 +51,9 @@ edge::options! {
         /// As in `[serve.remote]`.
         pub probe_error_max: f32 = 1e-3 => above(0.0),
         /// As in `[serve.remote]`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub unproved_error_max: Option<f32> = None,
+        /// As in `[serve.remote]`.
         pub timeout_ms: u64 = 60_000 => 1..,
         /// As in `[serve.remote]`.
         pub patch_dir: PathBuf = "/dev/shm/springtide".into(),
@@ -81,7 +84,8 @@ edge::options! {
         /// Folder of the trust state, such as the highest epoch that was verified. Default: `follow` in the
         /// state folder.
         pub state_dir: PathBuf = PathBuf::from(".springtide/follow"),
-        /// Time between two polls of the store, in milliseconds. Announcements arrive sooner.
+        /// Time between two polls of the store, in milliseconds; twenty times as long while assignments are
+        /// announced.
         pub poll_interval_ms: u64 = 250 => 1..,
         /// How old the store's timestamp may be for a replica that has no trust state yet, in
         /// seconds. With more than 60 it can start while `control` is away, and whoever controls the
@@ -89,8 +93,6 @@ edge::options! {
         pub first_timestamp_seconds_max: u64 = 60,
         /// Time between two reports to the control role, in milliseconds.
         pub heartbeat_interval_ms: u64 = 1000 => 1..,
-        /// Threads of the exact model that an engine is compared with.
-        pub threads: u16 = 1 => 1..,
     }
 }
 
@@ -115,6 +117,7 @@ impl Options {
             slow_start_ms: 0,
             patch_dir: self.patch_dir.clone(),
             probe_error_max: self.probe_error_max,
+            unproved_error_max: self.unproved_error_max,
             drain_ms_max: self.drain_ms_max,
             timeout_ms: self.timeout_ms,
             in_flight: self.in_flight,

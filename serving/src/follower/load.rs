@@ -8,7 +8,7 @@ use super::folders::{self, Folders};
 use crate::engine::exact::{ExactBackend, Staging};
 use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
-use crate::remote::{Source, Updater};
+use crate::remote::Updater;
 use anyhow::Context;
 use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
@@ -17,6 +17,7 @@ use artifact::folder::FILES;
 use artifact::manifest::Manifest;
 use artifact::memory::{self, Spare};
 use artifact::need::gb;
+use artifact::reference::Reference;
 use artifact::sign::TrustedKeys;
 use futures::FutureExt as _;
 use model::config::declared_context;
@@ -144,9 +145,9 @@ impl Loader {
             .context("read the manifest")?;
         check_content_hash(manifest.root, target)?;
         let weights = manifest.tensor_bytes.saturating_mul(match &self.host {
-            Host::Own { .. } | Host::Folders(_) => BYTES_PER_CHECKPOINT_BYTE,
-            // the exact model has memory of its own
-            Host::Remote { updater } => u64::from(updater.gives_weights()),
+            Host::Own { .. } => BYTES_PER_CHECKPOINT_BYTE,
+            // nobody computes with them here: `policy.memory_bytes` bounds them
+            Host::Folders(_) | Host::Remote { .. } => 0,
         });
         let needed = weights.saturating_add(self.cache_bytes);
         self.make_room(needed, wanted.required).await?;
@@ -181,7 +182,8 @@ impl Loader {
             self.make_room(weights.saturating_add(self.cache_bytes), wanted.required)
                 .await?;
         }
-        let (version, hosted) = self.host(target, manifest.line, &checkpoint).await?;
+        let described = (manifest.line, manifest.reference.map(Arc::new));
+        let (version, hosted) = self.host(target, described, &checkpoint).await?;
         self.loaded.insert(
             target.version,
             Loaded {
@@ -229,24 +231,16 @@ impl Loader {
         keys: &TrustedKeys,
         bases: &[(i64, Arc<Checkpoint>)],
     ) -> anyhow::Result<Materialized> {
-        let updater = match &mut self.host {
-            Host::Remote { updater } if !updater.gives_weights() => updater,
-            Host::Own { .. } | Host::Remote { .. } | Host::Folders(_) => {
-                let read = self.store.materialize(&self.policy, serial, keys, bases);
-                return read.await.context("materialize");
-            }
-        };
+        if !matches!(&self.host, Host::Remote { updater } if !updater.gives_weights()) {
+            let read = self.store.materialize(&self.policy, serial, keys, bases);
+            return read.await.context("materialize");
+        }
         let started = Instant::now();
         let files = self
             .store
             .files(&self.policy, serial, keys, FILES)
             .await
             .context("read its files")?;
-        updater.read_from(Source {
-            store: self.store.clone(),
-            policy: self.policy.clone(),
-            keys: keys.clone(),
-        });
         Ok(Materialized {
             bytes_fetched: files.files.values().map(|file| file.len() as u64).sum(),
             checkpoint: Arc::new(files),
@@ -336,11 +330,10 @@ impl Loader {
                 result = Err(error);
             }
         }
-        let in_force = shares.iter().filter_map(|(serial, _)| {
-            let loaded = self.loaded.get(serial)?;
-            Some((loaded.version.upgrade()?, loaded.checkpoint.clone()))
-        });
-        updater.recognize(&in_force.collect::<Vec<_>>()).await?;
+        let in_force = shares
+            .iter()
+            .filter_map(|(serial, _)| self.loaded.get(serial)?.version.upgrade());
+        updater.recognize(&in_force.collect::<Vec<_>>()).await;
         while let Some((engine, serial)) = updater.next_change(shares) {
             let loaded = self.loaded.get(&serial);
             let Some((version, loaded)) = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded))) else {
@@ -356,7 +349,7 @@ impl Loader {
     async fn host(
         &mut self,
         target: Target,
-        line: String,
+        described: Described,
         checkpoint: &Arc<Checkpoint>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
         let started = Instant::now();
@@ -372,7 +365,7 @@ impl Loader {
                     vocab: backend.vocab(),
                     experts: backend.experts(),
                 };
-                let version = Arc::new(loaded_version(target, line, shape, text));
+                let version = Arc::new(loaded_version(target, described, shape, text));
                 let installation = engine.install(version.clone(), Box::new(backend)).await;
                 let installation = installation.context("install")?;
                 // freeing gigabytes blocks, so it happens on a blocking thread
@@ -419,7 +412,7 @@ impl Loader {
             stage: started.elapsed(),
             pause: Duration::ZERO,
         };
-        Ok((Arc::new(loaded_version(target, line, shape, text)), hosted))
+        Ok((Arc::new(loaded_version(target, described, shape, text)), hosted))
     }
 
     /// Reuses the parts of a loaded version with identical files. All versions of a line usually
@@ -492,7 +485,15 @@ struct Shape {
     experts: Option<u16>,
 }
 
-fn loaded_version(target: Target, line: String, shape: Shape, (tokenizer, templates): TextParts) -> LoadedVersion {
+/// Of the manifest: the line and what engines are compared with.
+type Described = (String, Option<Arc<Reference>>);
+
+fn loaded_version(
+    target: Target,
+    (line, reference): Described,
+    shape: Shape,
+    (tokenizer, templates): TextParts,
+) -> LoadedVersion {
     LoadedVersion {
         serial: target.version,
         root: target.root,
@@ -503,6 +504,7 @@ fn loaded_version(target: Target, line: String, shape: Shape, (tokenizer, templa
         stop_ids: tokenizer.as_ref().map(Tokenizer::ending_ids).unwrap_or_default(),
         decline_id: tokenizer.as_ref().and_then(Tokenizer::decline_id),
         tokenizer,
+        reference,
         templates,
     }
 }
@@ -538,7 +540,7 @@ pub(super) mod tests {
     use super::*;
     use crate::engine;
     use artifact::sign::SigningKey;
-    use model::exact::Arithmetic;
+    use model::exact::{Arithmetic, ExactModel};
     use std::path::Path;
 
     fn golden() -> Checkpoint {
@@ -581,6 +583,9 @@ pub(super) mod tests {
             created_at: OffsetDateTime::now_utc(),
             quantized: vec![],
             delta_shards: vec![],
+            reference: ExactModel::from_checkpoint(checkpoint)
+                .ok()
+                .and_then(|model| model::reference::of(&model).unwrap()),
         };
         store.put_manifest(&manifest, &key).await.unwrap();
         (store, key.trusted(), Target { version, root })
@@ -671,7 +676,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_gateway_reads_no_weights_and_refuses_a_version_that_it_cannot_prove_unless_somebody_vouches() {
+    async fn a_gateway_reads_no_weights_and_refuses_a_version_without_reference_unless_somebody_vouches() {
         use crate::remote::tests::{CONTEXT, Fake, VOCAB, gateway_to};
         let folder = tempfile::tempdir().unwrap();
         // 70 billion parameters, and no weight of them
@@ -715,13 +720,10 @@ pub(super) mod tests {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        for part in [
-            "282.0 GB",
-            "serve.remote.probe_bytes_max is 4.3 GB",
-            "unproved_error_max",
-        ] {
-            assert!(refused.contains(part), "{refused}");
-        }
+        assert!(
+            refused.contains("no reference log-probabilities") && refused.contains("unproved_error_max"),
+            "{refused}"
+        );
         let (_watch, mut loader) = loader(Some(0.05));
         let (version, _) = loader.load(&keys, wanted).await.unwrap();
         while !loader.serves(1) {

@@ -44,14 +44,11 @@ edge::options! {
         /// `cross`: they go on with the next one, and the log names the version of each token. With
         /// control = false set what the follower has.
         pub in_flight: InFlight = InFlight::Drain,
-        /// Largest difference between a log-probability that an engine serves and that of our exact model,
-        /// in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
+        /// Largest difference between a log-probability that an engine serves and the one in the version's
+        /// manifest, in nats. An engine above it gets no traffic. 1e-3 suits f32, 0.05 bf16.
         pub probe_error_max: f32 = 1e-3 => above(0.0),
-        /// Memory for the exact model that engines are compared with, bytes: about twice a version's
-        /// weights.
-        pub probe_bytes_max: u64 = 4 << 30,
-        /// A version whose exact model needs more goes unproved, if this is set: its publisher states that the
-        /// engines' log-probabilities are within so many nats of the exact ones. Nothing checks that here. Without
+        /// A version whose manifest has no log-probabilities goes unproved, if this is set: its publisher states
+        /// that those of the engines are within so many nats of the exact ones. Nothing checks that here. Without
         /// it, such a version gets no traffic.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub unproved_error_max: Option<f32> = None,

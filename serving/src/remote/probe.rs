@@ -1,64 +1,110 @@
-//! Compares an engine with our exact model: the engine samples from fixed prompts, and the exact
-//! model scores what it sampled. Checksums alone would not do: an engine may report success and
-//! still compute with other weights than it was given.
+//! Compares an engine with the reference log-probabilities that are signed in a version's manifest: it
+//! answers fixed prompts greedily, first one alone and then all at once. Checksums alone would not do: an
+//! engine may report success and still compute with other weights than it was given, read a stale cache, or
+//! use a wrong kernel.
 
 use super::client::Client;
 use super::sequence::{self, End};
 use crate::engine::caller::Caller;
 use crate::engine::{LoadedVersion, SampleEvent, SampleRequest, Token, TrafficClass, events_max};
-use anyhow::{Context, bail, ensure};
-use model::exact::ExactModel;
-use model::sampling::{self, Params, PreviousTokens};
+use anyhow::{bail, ensure};
+use artifact::reference::{Answer, PROMPT_TOKENS, PROMPTS, TEMPERATURE, prompts};
+use model::sampling::Params;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-const PROMPTS: usize = 16;
-const PROMPT_TOKENS: usize = 24;
-const SAMPLED_TOKENS: usize = 16;
-/// Not 1, so that log-probabilities before the temperature are noticed.
-const TEMPERATURE: f32 = 0.8;
+/// Of the reference's tokens, so many must have been compared. An engine in other precision takes another
+/// token where two are almost equally probable, and what follows it is another text.
+const COMPARED_MIN: usize = 4;
 
 /// What a probe found.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Probed {
     pub tokens: usize,
     /// Between two log-probabilities of one token, in nats.
     pub largest_difference: f32,
 }
 
-/// Fails if the engine does not answer, or with other weights than those named `weights`. Without a model
-/// nothing is compared.
-pub async fn probe(
-    engine: &Client,
-    weights: &str,
-    version: &Arc<LoadedVersion>,
-    model: Option<&Arc<ExactModel>>,
-) -> anyhow::Result<Probed> {
-    let params = Params {
-        temperature: TEMPERATURE,
-        ..Params::default()
-    };
-    let prompts: Vec<Arc<[u32]>> = prompts(version.vocab, version.context);
-    let version = &without_stops(version);
+/// Fails if the engine does not answer, or with other weights than those named `weights`. A version without
+/// reference is compared with nothing.
+pub async fn probe(engine: &Client, weights: &str, version: &Arc<LoadedVersion>) -> anyhow::Result<Probed> {
+    let (reference, version) = (version.reference.clone(), &without_stops(version));
     engine.forget_routes();
-    let sampled = prompts
-        .iter()
-        .map(|prompt| sample(engine, weights, version, prompt.clone(), params.clone()));
-    let sampled = futures::future::try_join_all(sampled).await?;
-    let Some(model) = model.cloned() else {
+    let ask = |prompt: Vec<u32>, temperature: f32, tokens: usize| {
+        let params = Params {
+            temperature,
+            ..Params::default()
+        };
+        sample(engine, weights, version, prompt.into(), params, tokens)
+    };
+    let Some(reference) = reference else {
+        let length = PROMPT_TOKENS.min(version.context.saturating_sub(1)).max(1);
+        let prompts = prompts(version.vocab, length, PROMPTS).into_iter();
+        let sampled = futures::future::try_join_all(prompts.map(|prompt| ask(prompt, 0.0, 1))).await?;
         ensure!(
             sampled.iter().flatten().all(|token| token.logprob.is_finite()),
             "the engine serves log-probabilities that are not finite"
         );
-        return Ok(Probed {
-            tokens: 0,
-            largest_difference: 0.0,
-        });
+        return Ok(Probed::default());
     };
-    tokio::task::spawn_blocking(move || compare(&model, &params, &prompts, &sampled))
-        .await
-        .context("the probe's thread")?
+    let of = |answer: &Answer| answer.token_ids.len();
+    let expected = || reference.prompts().into_iter().zip(&reference.answers);
+    let mut probed = Probed::default();
+    if let Some((prompt, answer)) = expected().next() {
+        probed.compare(answer, &ask(prompt, 0.0, of(answer)).await?)?;
+    }
+    let greedy = futures::future::try_join_all(expected().map(|(prompt, answer)| ask(prompt, 0.0, of(answer)))).await?;
+    for (answer, sampled) in reference.answers.iter().zip(&greedy) {
+        probed.compare(answer, sampled)?;
+    }
+    let warm = futures::future::try_join_all(expected().map(|(prompt, _)| ask(prompt, TEMPERATURE, 1))).await?;
+    for (answer, sampled) in reference.answers.iter().zip(&warm) {
+        probed.compare_warm(answer, sampled)?;
+    }
+    let total: usize = reference.answers.iter().map(of).sum();
+    ensure!(
+        probed.tokens * COMPARED_MIN >= total,
+        "only {} of {total} tokens are those of the version: the engine has other weights or computes differently",
+        probed.tokens
+    );
+    Ok(probed)
+}
+
+impl Probed {
+    fn note(&mut self, expected: f32, found: f32) -> anyhow::Result<()> {
+        let difference = (expected - found).abs();
+        ensure!(
+            difference.is_finite(),
+            "the engine serves the log-probability {found}, which is not finite"
+        );
+        self.largest_difference = self.largest_difference.max(difference);
+        Ok(())
+    }
+
+    /// Greedy tokens, up to the first one that is another. That one must be as probable as the expected one.
+    fn compare(&mut self, answer: &Answer, sampled: &[Token]) -> anyhow::Result<()> {
+        ensure!(!sampled.is_empty(), "the engine sampled no token for a probe");
+        for ((id, logprob), token) in answer.token_ids.iter().zip(&answer.logprobs).zip(sampled) {
+            self.note(*logprob, token.logprob)?;
+            if token.id != *id {
+                break;
+            }
+            self.tokens += 1;
+        }
+        Ok(())
+    }
+
+    /// A token at [`TEMPERATURE`], if it happens to be the greedy one.
+    fn compare_warm(&mut self, answer: &Answer, sampled: &[Token]) -> anyhow::Result<()> {
+        match sampled
+            .first()
+            .filter(|token| answer.token_ids.first() == Some(&token.id))
+        {
+            Some(token) => self.note(answer.first_logprob, token.logprob),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A version whose sequences only end by their length, so that every probe has as many tokens.
@@ -73,20 +119,9 @@ fn without_stops(version: &LoadedVersion) -> Arc<LoadedVersion> {
         experts: version.experts,
         decline_id: None,
         tokenizer: None,
+        reference: None,
         templates: version.templates.clone(),
     })
-}
-
-/// Always the same ids for a vocabulary.
-fn prompts(vocab: u32, context: usize) -> Vec<Arc<[u32]>> {
-    let length = PROMPT_TOKENS.min(context.saturating_sub(1)).max(1);
-    let id = |prompt: usize, position: usize| {
-        let mixed = (prompt * PROMPT_TOKENS + position + 1).wrapping_mul(0x9E37_79B9) >> 7;
-        (mixed as u32) % vocab.max(1)
-    };
-    (0..PROMPTS)
-        .map(|prompt| (0..length).map(|position| id(prompt, position)).collect())
-        .collect()
 }
 
 async fn sample(
@@ -95,8 +130,8 @@ async fn sample(
     version: &Arc<LoadedVersion>,
     prompt: Arc<[u32]>,
     params: Params,
+    max_tokens: usize,
 ) -> anyhow::Result<Vec<Token>> {
-    let max_tokens = SAMPLED_TOKENS.min(version.context.saturating_sub(prompt.len())).max(1);
     let (events, mut receiver) = mpsc::channel(events_max(max_tokens));
     let request = SampleRequest {
         version: version.clone(),
@@ -144,51 +179,47 @@ async fn sample(
     bail!("the probe's answer has no end")
 }
 
-fn compare(
-    model: &ExactModel,
-    params: &Params,
-    prompts: &[Arc<[u32]>],
-    sampled: &[Vec<Token>],
-) -> anyhow::Result<Probed> {
-    let mut probed = Probed {
-        tokens: 0,
-        largest_difference: 0.0,
-    };
-    for (prompt, tokens) in prompts.iter().zip(sampled) {
-        ensure!(!tokens.is_empty(), "the engine sampled no token for a probe");
-        let ids: Vec<u32> = prompt
-            .iter()
-            .copied()
-            .chain(tokens.iter().map(|token| token.id))
-            .collect();
-        // the row before a token has its logits
-        let rows: Vec<usize> = (prompt.len() - 1..ids.len() - 1).collect();
-        let pass = model.score(&[&ids], &rows, None).context("score a probe")?;
-        for (logits, token) in pass.logits.rows().zip(tokens) {
-            let exact = sampling::log_prob_of(logits, params, &PreviousTokens::default(), token.id);
-            let difference = (exact - token.logprob).abs();
-            ensure!(
-                difference.is_finite(),
-                "the exact log-probability of {} is {exact}",
-                token.id
-            );
-            probed.largest_difference = probed.largest_difference.max(difference);
-            probed.tokens += 1;
-        }
-    }
-    Ok(probed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::router::Routing;
+
+    fn sampled(tokens: &[(u32, f32)]) -> Vec<Token> {
+        let token = |&(id, logprob): &(u32, f32)| Token {
+            id,
+            logprob,
+            candidates: None,
+            routing: Routing::default(),
+            top: Vec::new(),
+        };
+        tokens.iter().map(token).collect()
+    }
 
     #[test]
-    fn probes_are_different_prompts_within_vocabulary_and_context() {
-        let prompts = prompts(50, 32);
-        assert!(prompts.iter().flat_map(|prompt| prompt.iter()).all(|&id| id < 50));
-        let different: std::collections::BTreeSet<_> = prompts.iter().collect();
-        assert_eq!((different.len(), prompts[0].len()), (PROMPTS, PROMPT_TOKENS));
-        assert_eq!(super::prompts(50, 4)[0].len(), 3);
+    fn tokens_are_compared_up_to_the_first_other_one() {
+        let answer = Answer {
+            token_ids: vec![4, 5, 6],
+            logprobs: vec![-0.5, -1.0, -2.0],
+            first_logprob: -0.25,
+        };
+        let compared = |tokens: &[(u32, f32)]| {
+            let mut probed = Probed::default();
+            probed
+                .compare(&answer, &sampled(tokens))
+                .map(|()| (probed.tokens, probed.largest_difference))
+        };
+        assert_eq!(compared(&[(4, -0.5), (5, -1.0), (6, -2.25)]).unwrap(), (3, 0.25));
+        // as probable: another text follows, which says nothing
+        assert_eq!(compared(&[(4, -0.5), (9, -1.0), (6, -7.0)]).unwrap(), (1, 0.0));
+        assert_eq!(compared(&[(9, -1.5)]).unwrap(), (0, 1.0));
+        assert!(compared(&[(4, f32::NAN)]).is_err() && compared(&[]).is_err());
+        let mut probed = Probed::default();
+        probed.compare_warm(&answer, &sampled(&[(7, -3.0)])).unwrap();
+        assert_eq!(probed.largest_difference, 0.0);
+        probed.compare_warm(&answer, &sampled(&[(4, -0.5)])).unwrap();
+        assert_eq!(
+            probed.largest_difference, 0.25,
+            "a log-probability before the temperature"
+        );
     }
 }

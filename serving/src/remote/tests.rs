@@ -34,7 +34,7 @@ use axum::extract::{Json, State as Extract};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use model::exact::{Arithmetic, ExactModel, KvCache};
+use model::exact::{ExactModel, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

@@ -10,16 +10,13 @@ mod recognize;
 use super::options::Options;
 use super::placement::State;
 use super::pool::Pool;
-use super::probe::Probed;
-use super::weights::{self, Source};
 use crate::engine::LoadedVersion;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use change::Change;
 use files::Files;
 use futures::FutureExt as _;
-use model::exact::{Arithmetic, ExactModel};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -61,15 +58,10 @@ struct Ongoing {
 pub struct Updater {
     pool: Pool,
     options: Arc<Options>,
-    arithmetic: Arithmetic,
     /// Per engine; `None`: unknown weights.
     held: Vec<Option<Held>>,
     /// Per engine. It stays after its end until somebody has seen how it ended.
     changing: Vec<Option<Ongoing>>,
-    /// The exact model that was needed last, by serial.
-    exact: Option<(i64, Option<Arc<ExactModel>>)>,
-    /// Where the weights of a version are that came without them.
-    source: Option<Source>,
     /// For the engines that take weights. `None`: there are none.
     files: Option<Arc<Files>>,
     /// When each engine that takes no weights is probed next.
@@ -78,7 +70,7 @@ pub struct Updater {
 
 impl Updater {
     /// Fails if somebody else can write to `patch_dir`.
-    pub fn new(pool: Pool, options: Options, arithmetic: Arithmetic) -> anyhow::Result<Self> {
+    pub fn new(pool: Pool, options: Options) -> anyhow::Result<Self> {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
         let files = takes_weights.then(|| Files::open(&options.patch_dir)).transpose()?;
         Ok(Updater {
@@ -88,20 +80,12 @@ impl Updater {
             probe_at: vec![Instant::now(); pool.engines()],
             pool,
             options: Arc::new(options),
-            arithmetic,
-            exact: None,
-            source: None,
         })
     }
 
     /// Whether engines get their weights from here. Otherwise versions come without tensors.
     pub fn gives_weights(&self) -> bool {
         self.files.is_some()
-    }
-
-    /// Where the weights of versions are read that came without them.
-    pub fn read_from(&mut self, source: Source) {
-        self.source = Some(source);
     }
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
@@ -168,7 +152,7 @@ impl Updater {
                 return Ok(None);
             }
         }
-        if self.recognize_anywhere(version, checkpoint, kept).await? {
+        if self.recognize_anywhere(version, kept).await? {
             return Ok(None);
         }
         let place = self.pool.placement(|engines| engines.place(kept, Instant::now()));
@@ -222,7 +206,7 @@ impl Updater {
         checkpoint: &Arc<Checkpoint>,
     ) -> anyhow::Result<()> {
         self.break_off(engine).await;
-        let model = self.exact_model(version.serial, checkpoint).await?;
+        self.check_provable(version)?;
         let name = weights_name(version);
         self.pool.know(name.clone(), version);
         let change = Change {
@@ -233,7 +217,6 @@ impl Updater {
             name,
             version: version.clone(),
             checkpoint: checkpoint.clone(),
-            model,
         };
         self.pool.promise(engine, Some(version.serial));
         let held = self.held[engine].clone();
@@ -241,6 +224,18 @@ impl Updater {
             serial: version.serial,
             task: AbortOnDropHandle::new(tokio::spawn(change.run(held))),
         });
+        Ok(())
+    }
+
+    /// Refuses a version that nothing can prove, unless somebody vouches for it.
+    fn check_provable(&self, version: &LoadedVersion) -> anyhow::Result<()> {
+        ensure!(
+            version.reference.is_some() || self.options.unproved_error_max.is_some(),
+            "version {} has no reference log-probabilities, so nothing proves that an engine computes what was trained: \
+             publish it with them (docs/policy.md), or set serve.remote.unproved_error_max, for `springtide follow` \
+             follow.unproved_error_max, to serve it unproved",
+            version.serial
+        );
         Ok(())
     }
 
@@ -315,33 +310,6 @@ impl Updater {
             State::Down | State::Unproven | State::Serving(_) => {}
         }
         self.pool.promise(engine, None);
-    }
-
-    /// Compares an engine with a version.
-    async fn probe(
-        &self,
-        engine: usize,
-        version: &Arc<LoadedVersion>,
-        model: Option<&Arc<ExactModel>>,
-    ) -> anyhow::Result<Probed> {
-        change::probe(&self.pool, &self.options, engine, version, model).await
-    }
-
-    /// `None`: the version goes unproved.
-    async fn exact_model(
-        &mut self,
-        serial: i64,
-        checkpoint: &Arc<Checkpoint>,
-    ) -> anyhow::Result<Option<Arc<ExactModel>>> {
-        if let Some((_, model)) = self.exact.as_ref().filter(|(of, _)| *of == serial) {
-            return Ok(model.clone());
-        }
-        // free the other one first
-        self.exact = None;
-        let (source, options) = (self.source.as_ref(), &self.options);
-        let model = weights::exact_model(source, options, &self.arithmetic, serial, checkpoint).await?;
-        self.exact = Some((serial, model.clone()));
-        Ok(model)
     }
 }
 

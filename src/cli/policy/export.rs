@@ -47,7 +47,6 @@ impl Export {
             );
             return Ok(());
         }
-        place.ask_memory(version).await?;
         let rebuilt = place
             .store
             .materialize(&place.policy, version, &place.keys, &[])

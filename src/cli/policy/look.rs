@@ -256,6 +256,14 @@ fn text(manifest: &Manifest, facts: &Value, trained: Vec<(&'static str, String)>
     for copy in &manifest.quantized {
         lines.push(("quantized", format!("{}, content hash {}", copy.spec, copy.root)));
     }
+    let reference = manifest.reference.as_ref().map(|reference| {
+        let answers = reference.answers.iter().map(|answer| answer.logprobs.len());
+        format!("{} log-probabilities", answers.sum::<usize>())
+    });
+    lines.push((
+        "reference",
+        reference.unwrap_or("none: engines cannot be proved".into()),
+    ));
     for signer in rows(&facts["signed_by"]) {
         let trust = if signer["trusted"] == true { "" } else { ": NOT TRUSTED" };
         lines.push(("signed by", cell(&signer["key"]) + trust));
@@ -311,7 +319,6 @@ impl Verify {
         let place = self.at.open(config).await?;
         let serial = place.serial(&self.version).await?;
         let (policy, keys) = (&place.policy, &place.keys);
-        place.ask_memory(serial).await?;
         let rebuilt = place
             .store
             .materialize(policy, serial, keys, &[])

@@ -14,9 +14,7 @@ mod upkeep;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use artifact::folder::SHARD_BYTES_MAX;
 use artifact::manifest::Manifest;
-use artifact::need::{Limit, Need};
 use artifact::sign::{SigningKey, TrustedKeys};
 use store::Store;
 
@@ -173,23 +171,6 @@ impl OpenStore {
     async fn manifest(&self, version: i64) -> anyhow::Result<Manifest> {
         let manifest = self.store.get_manifest(&self.policy, version, &self.keys).await;
         manifest.with_context(|| format!("read the manifest of version {version}"))
-    }
-
-    /// Refuses to rebuild a version that does not fit into memory, before anything of it is read.
-    async fn ask_memory(&self, version: i64) -> anyhow::Result<()> {
-        let bytes = self.manifest(version).await?.tensor_bytes;
-        let path = self.store.path(&self.policy, version, &self.keys).await;
-        let path = path.with_context(|| format!("find a way to version {version}"))?;
-        let need = Need::default()
-            .and("the version", bytes)
-            .and(
-                "the one before, for deltas",
-                if path.steps.is_empty() { 0 } else { bytes },
-            )
-            .and("a shard that is written", bytes.min(SHARD_BYTES_MAX));
-        let mend = "use a machine with more, or raise the limit";
-        need.fits(&Limit::of_this_process(), format!("rebuilding version {version}"), mend)?;
-        Ok(())
     }
 
     /// The key that publishers sign with, made where it does not exist yet.

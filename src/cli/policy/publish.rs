@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
-use artifact::folder::LazyFolder;
 use artifact::manifest::Manifest;
-use artifact::need::{Limit, Need};
+use artifact::reference::Reference;
 use runs::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
 use serde_json::{Value, json};
 
@@ -41,6 +40,10 @@ pub struct Publish {
     /// With --shards: the parent's folder, as `springtide policy pull` wrote it.
     #[arg(long, value_name = "DIR", requires = "shards")]
     base: Option<PathBuf>,
+    /// JSON file of the reference log-probabilities that engines are compared with, as the wheel's
+    /// `springtide.reference` makes them. Computed here if our model knows the architecture.
+    #[arg(long, value_name = "FILE", conflicts_with = "shards")]
+    reference: Option<PathBuf>,
     #[command(flatten)]
     at: StoreArgs,
     #[command(flatten)]
@@ -72,11 +75,10 @@ impl Publish {
             let mut document = document(&manifest, parent);
             document["delta_shards"] = json!(manifest.delta_shards);
             document["seconds"] = json!({ "upload": timings.upload, "commit": timings.commit });
-            return self.output.print(&document, || {
-                text(&manifest) + "checkpoint none: a publication from one machine can write one (`--checkpoint`)"
-            });
+            return self
+                .output
+                .print(&document, || text(&manifest) + &checkpoint_line(&manifest));
         }
-        ask_memory(config, &self.folder, &publisher, parent).await?;
         let folder = self.folder.clone();
         let checkpoint = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
             .await?
@@ -87,6 +89,7 @@ impl Publish {
             parent,
             checkpoint,
             with_checkpoint: self.checkpoint,
+            reference: self.reference.as_deref().map(read_reference).transpose()?,
         };
         let done = publish_external(&publisher, external).await.context("publish")?;
         let manifest = &done.manifest;
@@ -107,10 +110,7 @@ impl Publish {
             let mut text = text(manifest);
             let percent = 100.0 * changed as f64 / total.max(1) as f64;
             text += &format!("weights    {changed} of {total} differ from version {parent} ({percent:.3}%)\n");
-            text += &match manifest.checkpoint {
-                Some(checkpoint) => format!("checkpoint {}\n", bytes(checkpoint.size_bytes)),
-                None => "checkpoint none was due\n".to_owned(),
-            };
+            text += &checkpoint_line(manifest);
             if !done.inherited.is_empty() {
                 text += &format!("files      {} as in version {parent}\n", done.inherited.join(", "));
             }
@@ -126,31 +126,17 @@ impl Publish {
     }
 }
 
-/// Both versions are in memory, and for a moment what the parent is rebuilt from or the delta.
-async fn ask_memory(config: &Config, folder: &Path, publisher: &Publisher, parent: i64) -> anyhow::Result<()> {
-    let keys = publisher.trusted().await?;
-    let parent = publisher.store.get_manifest(&publisher.policy, parent, &keys).await;
-    let parent = parent.context("read the parent's manifest")?.tensor_bytes;
-    let path = folder.to_owned();
-    let read = tokio::task::spawn_blocking(move || LazyFolder::open(&path)).await?;
-    let bytes = read
-        .with_context(|| format!("read the weights in {}", folder.display()))?
-        .tensor_bytes();
-    let need = Need::default()
-        .and("the new version", bytes)
-        .and("its parent", parent)
-        .and("the parent's objects, or the delta", parent.max(bytes))
-        .and(
-            "a quantized copy",
-            if config.policy.quantized.is_empty() { 0 } else { bytes },
-        );
-    let mend = "publish from a larger machine, or from several with `springtide policy shard` and `publish --shards`";
-    need.fits(
-        &Limit::of_this_process(),
-        format!("publishing {}", folder.display()),
-        mend,
-    )?;
-    Ok(())
+fn checkpoint_line(manifest: &Manifest) -> String {
+    match manifest.checkpoint {
+        Some(checkpoint) => format!("checkpoint {}\n", bytes(checkpoint.size_bytes)),
+        None => "checkpoint none was due\n".to_owned(),
+    }
+}
+
+fn read_reference(file: &Path) -> anyhow::Result<Reference> {
+    let read = || format!("read the reference log-probabilities in {}", file.display());
+    let bytes = std::fs::read(file).with_context(read)?;
+    serde_json::from_slice(&bytes).with_context(read)
 }
 
 fn document(manifest: &Manifest, parent: i64) -> Value {

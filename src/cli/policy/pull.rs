@@ -70,7 +70,6 @@ impl Pull {
                 format!("version {version}, quantized by {spec}, is in {}", folder.display())
             });
         }
-        place.ask_memory(version).await?;
         // This checks the content hashes of the bases that it uses.
         let rebuilt = place
             .store

@@ -7,6 +7,7 @@ use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::tensor::TensorData;
 use model::config::ModelConfig;
+use model::exact::ExactModel;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serving::engine::LoadedVersion;
@@ -54,8 +55,9 @@ impl Versions {
         Ok(checkpoint)
     }
 
-    pub fn loaded(&self, serial: i64, checkpoint: &Checkpoint, context: usize) -> Arc<LoadedVersion> {
-        Arc::new(LoadedVersion {
+    pub fn loaded(&self, serial: i64, checkpoint: &Checkpoint, context: usize) -> anyhow::Result<Arc<LoadedVersion>> {
+        let reference = model::reference::of(&ExactModel::from_checkpoint(checkpoint)?)?;
+        Ok(Arc::new(LoadedVersion {
             serial,
             root: checkpoint.root(),
             line: "bench".into(),
@@ -65,7 +67,8 @@ impl Versions {
             experts: None,
             decline_id: None,
             tokenizer: None,
+            reference: reference.map(Arc::new),
             templates: Templates::from_checkpoint(checkpoint).map(Arc::new).map_err(Arc::new),
-        })
+        }))
     }
 }

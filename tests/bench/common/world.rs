@@ -220,6 +220,7 @@ pub async fn publish(
         parent,
         checkpoint,
         with_checkpoint: number % CHECKPOINT_EVERY == 0,
+        reference: None,
     };
     let done = publish_external(publisher, external).await.context("publish")?;
     Ok(done.manifest.version)

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use bench::quantiles::Quantiles;
 use bench::versions::Versions;
 use clap::Parser;
-use model::exact::{Arithmetic, Compute, ExactModel};
+use model::exact::ExactModel;
 use model::sampling::{self, Params, PreviousTokens};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -138,10 +138,10 @@ async fn measure(args: Args, versions: Versions) -> anyhow::Result<Result> {
     let pool = Pool::new(&options, args.streams.max(16), config)?;
     let stop = CancellationToken::new();
     let watch = tokio::spawn(pool.clone().watch(stop.clone()));
-    let mut updater = Updater::new(pool.clone(), options, Arithmetic::new(Compute::F32, 1)?)?;
+    let mut updater = Updater::new(pool.clone(), options)?;
     let context = updater.context().await?;
     let checkpoint = Arc::new(versions.checkpoint(1)?);
-    let first = versions.loaded(1, &checkpoint, context);
+    let first = versions.loaded(1, &checkpoint, context)?;
     // engines are seen within seconds
     for attempt in 0.. {
         match updater.place(&first, &checkpoint, &BTreeSet::new()).await {
@@ -179,7 +179,7 @@ async fn measure(args: Args, versions: Versions) -> anyhow::Result<Result> {
     for serial in 2..=args.updates + 1 {
         tokio::time::sleep(Duration::from_millis(args.pause_ms)).await;
         let checkpoint = Arc::new(versions.checkpoint(serial)?);
-        let version = versions.loaded(serial, &checkpoint, context);
+        let version = versions.loaded(serial, &checkpoint, context)?;
         let begun = Instant::now();
         match updater.place(&version, &checkpoint, &BTreeSet::new()).await {
             Ok(_) => {

@@ -621,6 +621,7 @@ fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, pa
         checkpoint: proposal.checkpoint,
         run_state: learner.run_state(record.clone(), 0).encode().unwrap(),
         record,
+        reference: None,
     }
 }
 

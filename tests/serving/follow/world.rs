@@ -18,6 +18,7 @@ use time::OffsetDateTime;
 use tokio::process::{Child, Command};
 
 use super::LIMIT;
+use fixture::serving::reference;
 use fixture::{SPRINGTIDE, eventually, process};
 
 const POLICY: &str = "demo";
@@ -70,6 +71,7 @@ impl World {
                 created_at: OffsetDateTime::now_utc(),
                 quantized: vec![],
                 delta_shards: vec![],
+                reference: reference(checkpoint),
             };
             if serial == 1 {
                 let bytes = checkpoint.to_bytes().unwrap();

@@ -17,6 +17,7 @@ pub mod weights;
 use crate::advantage::Baselines;
 use crate::claim::{self, Claim};
 use crate::publish::run_state::Lease;
+use artifact::reference::Reference;
 use event_log::event::PayloadRef;
 use event_log::payload::Store as Payloads;
 use serde::{Deserialize, Serialize};
@@ -108,6 +109,9 @@ pub struct Submission {
     /// For the next lease of the run: what the trainer needs to go on, such as where its optimizer's
     /// state lies.
     pub state: Value,
+    /// Of the new version; see `artifact::reference`.
+    #[serde(default)]
+    pub reference: Option<Reference>,
 }
 
 /// A cohort as `train` works on it.

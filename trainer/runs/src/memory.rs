@@ -4,6 +4,7 @@ use crate::options::{Options, REALTIME_LINE};
 use crate::publish::record;
 use crate::settings::StepSettings;
 use anyhow::Context;
+use artifact::memory::exceeds_budget;
 use artifact::need::{Limit, Need, gb};
 use artifact::sign::TrustedKeys;
 use model::exact::{Compute, kept_bytes};
@@ -21,13 +22,12 @@ const LOGITS_COPIES: u64 = 4;
 
 /// The most that the process needs at a time, without offline runs.
 pub fn needed(size: &Size, options: &Options, compute: Compute) -> Need {
-    let bytes = size.tensor_bytes;
-    let need = Need::default().and("squashed deltas", if options.squash { 2 * bytes } else { 0 });
+    let need = Need::default();
     let realtime = &options.realtime;
     match realtime.enabled {
         true if !realtime.trainer.is_springtide() => need.plus(&outside(size)),
         true => need.plus(&learner(size, realtime.lora.as_ref(), &realtime.step, compute)),
-        false => need.and("the first version", bytes),
+        false => need,
     }
 }
 
@@ -68,9 +68,14 @@ fn learner(size: &Size, lora: Option<&lora::Config>, step: &StepSettings, comput
         )
 }
 
-/// While a step of a trainer outside is verified and published: both versions, and both packed to measure KL.
+/// While a step of a trainer outside is verified and published: both versions packed to measure KL, if that is
+/// done. What else there is of them keeps to `policy.memory_bytes`.
 fn outside(size: &Size) -> Need {
-    Need::default().and("weights", 3 * size.tensor_bytes + 2 * size.packed_bytes)
+    let packed = match exceeds_budget(size.tensor_bytes) {
+        true => 0,
+        false => 2 * size.packed_bytes,
+    };
+    Need::default().and("weights", packed)
 }
 
 /// The values of both factors of every matrix of the layers.

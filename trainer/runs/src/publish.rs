@@ -37,9 +37,13 @@ use crate::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
+use artifact::memory;
+use artifact::reference::Reference;
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
 use event_log::Producer;
+use model::config::ModelConfig;
+use model::exact::ExactModel;
 use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
 use std::path::PathBuf;
@@ -83,6 +87,8 @@ pub struct Draft {
     pub record: StepRecord,
     /// [`RunState`] after the step.
     pub run_state: Encoded,
+    /// Of a trainer whose model ours does not compute.
+    pub reference: Option<Reference>,
 }
 
 /// A step whose manifest is in the store and that only lacks its commit.
@@ -153,7 +159,7 @@ impl Publisher {
             root: parent_row.root,
         };
         let checkpoints = (draft.parent_checkpoint, Arc::clone(&draft.checkpoint));
-        let objects = self.objects(started, parent, checkpoints, checkpoint_due);
+        let objects = self.objects(started, parent, checkpoints, checkpoint_due, draft.reference);
         // the run state is most of the bytes: it is uploaded while the delta is encoded
         let run_state = Some((claim, step, &draft.run_state));
         let (objects, reserved) = tokio::try_join!(objects, self.reserve(run_state))?;
@@ -227,6 +233,7 @@ impl Publisher {
             created_at: OffsetDateTime::now_utc(),
             quantized: vec![],
             delta_shards: vec![],
+            reference: None,
         }
     }
 
@@ -236,6 +243,7 @@ impl Publisher {
             checkpoint: objects.checkpoint.as_ref().map(Pieces::object),
             delta: Some(objects.delta.object()),
             quantized: objects.quantized.clone(),
+            reference: objects.reference.clone(),
             ..self.manifest(objects.root, Some(parent), line, branch, tensor_bytes)
         }
     }
@@ -248,11 +256,14 @@ impl Publisher {
         parent: Parent,
         (parent_checkpoint, checkpoint): (Arc<Checkpoint>, Arc<Checkpoint>),
         checkpoint_due: bool,
+        given: Option<Reference>,
     ) -> Result<Objects, Error> {
         let quantized = self.quantized.for_manifest(Arc::clone(&checkpoint));
         let encoded = encode(parent_checkpoint, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
-        let ((root, delta), quantized, chain_bytes) = tokio::try_join!(encoded, quantized, chain_bytes)?;
+        let reference = reference(Arc::clone(&checkpoint), given);
+        let ((root, delta), quantized, chain_bytes, reference) =
+            tokio::try_join!(encoded, quantized, chain_bytes, reference)?;
         let bytes = chain_bytes.saturating_add(delta.object().size_bytes);
         let full = match checkpoint_due || bytes.saturating_mul(2) > checkpoint.tensor_bytes() {
             true => Some(tokio::task::spawn_blocking(move || checkpoint.to_pieces().map(Pieces::new)).await??),
@@ -268,6 +279,7 @@ impl Publisher {
             delta,
             checkpoint: full,
             quantized,
+            reference,
             encode_seconds,
         })
     }
@@ -394,6 +406,7 @@ struct Objects {
     delta: Pieces,
     checkpoint: Option<Pieces>,
     quantized: Vec<Quantized>,
+    reference: Option<Reference>,
     encode_seconds: f64,
 }
 
@@ -406,6 +419,25 @@ impl Objects {
             commit: 0.0,
         }
     }
+}
+
+/// What engines that serve the version are compared with: what our exact model says, or else what its
+/// publisher has `given`. None if our model does not know the architecture, or would not fit.
+async fn reference(checkpoint: Arc<Checkpoint>, given: Option<Reference>) -> Result<Option<Reference>, Error> {
+    let json = checkpoint.files.get("config.json");
+    let is_known = json.is_some_and(|json| ModelConfig::from_json(json).is_ok());
+    if !is_known || memory::exceeds_budget(checkpoint.tensor_bytes()) {
+        return Ok(given);
+    }
+    tokio::task::spawn_blocking(move || match ExactModel::from_checkpoint(&checkpoint) {
+        Ok(model) => Ok(model::reference::of(&model)?),
+        // such as tensors of another shape: loading it says so, where somebody can do something about it
+        Err(error) => {
+            tracing::warn!(%error, "a version without reference log-probabilities");
+            Ok(given)
+        }
+    })
+    .await?
 }
 
 /// Hashing and compressing takes seconds for large models, so it runs on a blocking thread.

@@ -80,7 +80,7 @@ fn decode_tensors<'a>(
     let mut bytes: Vec<Buffer<u8>> = Vec::with_capacity(entries.len());
     for Entry { name, change } in entries {
         let size = change.as_ref().map_or(Ok(0), Tensor::bytes);
-        bytes.push(Buffer::unset(size.map_err(|error| in_entry(name, error))?));
+        bytes.push(Buffer::at_rest(size.map_err(|error| in_entry(name, error))?));
     }
     let mut jobs = vec![];
     let mut reverse_sections = opened.reverse.unwrap_or_default();

@@ -113,6 +113,7 @@ impl Fixture {
                 created_at: time::OffsetDateTime::now_utc() - time::Duration::days(2),
                 quantized: vec![],
                 delta_shards: vec![],
+                reference: None,
             };
             if let Some((_, base)) = last {
                 let delta = delta::encode(base, &checkpoint, &Threads::ONE).unwrap();

@@ -102,6 +102,7 @@ fn version(experts: Option<u16>) -> Arc<LoadedVersion> {
         experts,
         decline_id: None,
         tokenizer: None,
+        reference: None,
         templates: crate::routing::tests::no_templates(),
     })
 }

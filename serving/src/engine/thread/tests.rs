@@ -88,6 +88,7 @@ fn version(serial: i64) -> Arc<LoadedVersion> {
         experts: None,
         decline_id: None,
         tokenizer: None,
+        reference: None,
         templates: crate::routing::tests::no_templates(),
     })
 }

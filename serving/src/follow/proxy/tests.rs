@@ -6,7 +6,6 @@ use crate::engine::{Config, LoadedVersion};
 use crate::remote::tests::{Fake, Faults, version};
 use crate::remote::{Options, Server, Updater};
 use artifact::checkpoint::Checkpoint;
-use model::exact::Arithmetic;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -63,7 +62,7 @@ impl Front {
         let address = listener.local_addr().unwrap();
         let router = router(Kind::Vllm, &Arc::new(proxy));
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
+        let updater = Updater::new(pool.clone(), options).unwrap();
         Front {
             fake,
             pool,

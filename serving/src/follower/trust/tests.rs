@@ -87,6 +87,7 @@ impl Scene {
                 created_at: OffsetDateTime::now_utc(),
                 quantized: vec![],
                 delta_shards: vec![],
+                reference: None,
             };
             if let Some(base) = &last {
                 let bytes = delta::encode(base, &checkpoint, &artifact::threads::Threads::ONE).unwrap();

@@ -367,6 +367,7 @@ pub(crate) fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
     }
+    let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let version = LoadedVersion {
         serial,
         root: checkpoint.root(),
@@ -377,6 +378,7 @@ pub(crate) fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
         experts: None,
         decline_id: None,
         tokenizer: None,
+        reference: model::reference::of(&model).unwrap().map(Arc::new),
         templates: no_templates(),
     };
     (Arc::new(version), Arc::new(checkpoint))

@@ -41,9 +41,9 @@ async fn a_server_that_a_follower_controls_serves_what_it_names_after_a_probe() 
     while gateway.updater.serves(1) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let candidates = [version(1), version(2)];
+    let candidates = [1, 2].map(|serial| version(serial).0);
     while !gateway.updater.serves(2) {
-        gateway.updater.recognize(&candidates).await.unwrap();
+        gateway.updater.recognize(&candidates).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(finished(&gateway.ask(&second, 4).await));
@@ -54,7 +54,7 @@ async fn a_server_that_a_follower_controls_serves_what_it_names_after_a_probe() 
     while gateway.updater.serves(2) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    gateway.updater.recognize(&candidates).await.unwrap();
+    gateway.updater.recognize(&candidates).await;
     assert!(!gateway.updater.serves(1));
     // all updates were the follower's
     assert_eq!(follower.fakes[0].updates(), ["folder", "patch"]);
@@ -81,9 +81,9 @@ async fn a_request_for_weights_that_an_engine_has_lost_goes_to_another_engine_an
     .await;
     let first = follower.place(1, &[]).await;
     follower.mend(&[(1, 1.0)], 1, 2).await;
-    let candidates = [version(1), version(2)];
+    let candidates = [1, 2].map(|serial| version(serial).0);
     while gateway.pool.placement(|engines| engines.servers(1)) < 2 {
-        gateway.updater.recognize(&candidates).await.unwrap();
+        gateway.updater.recognize(&candidates).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // from here on, nobody but requests looks at the engines

@@ -16,7 +16,7 @@ pub(crate) fn gateway_to(engine: &Fake, unproved_error_max: Option<f32>) -> (tok
     let pool = Pool::new(&options, 4, config(64)).unwrap();
     let stop = CancellationToken::new();
     tokio::spawn(pool.clone().watch(stop.clone()));
-    let updater = Updater::new(pool, options, Arithmetic::default()).unwrap();
+    let updater = Updater::new(pool, options).unwrap();
     (stop.drop_guard(), updater)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn updater_of(engines: &[Fake], patch_dir: &Path) -> (tokio_util::syn
     let pool = Pool::new(&options, 4, config(64)).unwrap();
     let stop = CancellationToken::new();
     tokio::spawn(pool.clone().watch(stop.clone()));
-    let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
+    let updater = Updater::new(pool.clone(), options).unwrap();
     (stop.drop_guard(), pool, updater)
 }
 
@@ -76,7 +76,7 @@ impl Stand {
         let pool = Pool::new(&options, 4, config(64)).unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(pool.clone().watch(stop.clone()));
-        let updater = Updater::new(pool.clone(), options, Arithmetic::default()).unwrap();
+        let updater = Updater::new(pool.clone(), options).unwrap();
         Stand {
             fakes,
             pool,

@@ -11,7 +11,6 @@ use crate::remote::protocol::Weights;
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::patch;
-use model::exact::ExactModel;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,7 +31,6 @@ pub(super) struct Change {
     pub name: String,
     pub version: Arc<LoadedVersion>,
     pub checkpoint: Arc<Checkpoint>,
-    pub model: Option<Arc<ExactModel>>,
 }
 
 /// Files of new weights.
@@ -241,8 +239,7 @@ impl Change {
     }
 
     async fn probe(&self) -> anyhow::Result<Probed> {
-        let model = self.model.as_ref();
-        probe(&self.pool, &self.options, self.engine, &self.version, model).await
+        probe(&self.pool, &self.options, self.engine, &self.version).await
     }
 }
 
@@ -252,14 +249,16 @@ pub(super) async fn probe(
     options: &Options,
     engine: usize,
     version: &Arc<LoadedVersion>,
-    model: Option<&Arc<ExactModel>>,
 ) -> anyhow::Result<Probed> {
     let client = pool.client(engine);
-    if model.is_none() && !client.names_weights() {
-        bail!("the engine names no weights, so without a probe nobody knows which version it holds");
-    }
+    ensure!(
+        version.reference.is_some() || client.names_weights(),
+        "version {} has no reference log-probabilities and the engine names no weights, so nobody knows which version it \
+         holds",
+        version.serial
+    );
     let limit = Duration::from_millis(options.timeout_ms).saturating_mul(PROBE_TIMEOUTS);
-    let probed = tokio::time::timeout(limit, probe::probe(client, &weights_name(version), version, model)).await;
+    let probed = tokio::time::timeout(limit, probe::probe(client, &weights_name(version), version)).await;
     let probed = probed.context("the engine took too long for its probe")??;
     let Probed { largest_difference, .. } = probed;
     if largest_difference > options.probe_error_max {

@@ -3,11 +3,10 @@
 //! version a probe proves, and are probed again and again, because they do not say when they change.
 //! Those that do not serve the version of the alias that the configuration names, on the operator's word.
 
-use super::{Updater, weights_name};
+use super::{Updater, change, weights_name};
 use crate::engine::LoadedVersion;
 use crate::remote::placement::State;
 use artifact::assignment::Target;
-use artifact::checkpoint::Checkpoint;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +15,6 @@ use std::time::{Duration, Instant};
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// After a probe that no version passed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-
-/// A version with its weights.
-pub type Candidate = (Arc<LoadedVersion>, Arc<Checkpoint>);
 
 impl Updater {
     /// Notes which versions engines without token ids are said to hold soon, beside those before.
@@ -48,7 +44,6 @@ impl Updater {
     pub(super) async fn recognize_anywhere(
         &mut self,
         version: &Arc<LoadedVersion>,
-        checkpoint: &Arc<Checkpoint>,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<bool> {
         for engine in self.unchangeable() {
@@ -58,7 +53,11 @@ impl Updater {
                 State::Down | State::Draining(_) | State::Changing => false,
             };
             let named = free && self.may_hold(engine, version, self.name(engine).await.as_deref());
-            if named && self.holds(engine, version, checkpoint).await? {
+            if !named {
+                continue;
+            }
+            self.check_provable(version)?;
+            if self.holds(engine, version).await {
                 return Ok(true);
             }
         }
@@ -67,7 +66,7 @@ impl Updater {
 
     /// Probes the engines that take no weights and whose time has come against these versions: first the
     /// one that an engine served. One that holds none of them gets no traffic.
-    pub async fn recognize(&mut self, candidates: &[Candidate]) -> anyhow::Result<()> {
+    pub async fn recognize(&mut self, candidates: &[Arc<LoadedVersion>]) {
         for engine in self.unchangeable() {
             let before = match self.pool.state(engine) {
                 // whoever watches it notices another name
@@ -79,16 +78,16 @@ impl Updater {
             if Instant::now() < self.probe_at[engine] {
                 continue;
             }
-            let is_old = |(version, _): &&Candidate| Some(version.serial) == before;
+            let is_old = |version: &&Arc<LoadedVersion>| Some(version.serial) == before;
             let old = candidates.iter().filter(is_old);
             let others = candidates.iter().filter(|one| !is_old(one));
             let mut holds = false;
             let name = self.name(engine).await;
-            for (version, checkpoint) in old.chain(others) {
+            for version in old.chain(others) {
                 if !self.may_hold(engine, version, name.as_deref()) {
                     continue;
                 }
-                holds = self.holds(engine, version, checkpoint).await?;
+                holds = self.holds(engine, version).await;
                 if holds {
                     break;
                 }
@@ -102,7 +101,6 @@ impl Updater {
                 self.pool.set_state(engine, State::Unproven, None);
             }
         }
-        Ok(())
     }
 
     /// What an engine calls its weights, if it does.
@@ -126,15 +124,9 @@ impl Updater {
     }
 
     /// Probes an engine; if it holds the version, it serves it from now on.
-    async fn holds(
-        &mut self,
-        engine: usize,
-        version: &Arc<LoadedVersion>,
-        checkpoint: &Arc<Checkpoint>,
-    ) -> anyhow::Result<bool> {
-        let model = self.exact_model(version.serial, checkpoint).await?;
+    async fn holds(&mut self, engine: usize, version: &Arc<LoadedVersion>) -> bool {
         let url = self.pool.client(engine).url().to_owned();
-        match self.probe(engine, version, model.as_ref()).await {
+        match change::probe(&self.pool, &self.options, engine, version).await {
             Ok(probed) => {
                 self.probe_at[engine] = Instant::now() + PROBE_INTERVAL;
                 let served = State::Serving(version.serial);
@@ -150,7 +142,7 @@ impl Updater {
                 metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
                 let name = weights_name(version);
                 self.pool.set_state(engine, served, Some(&name));
-                Ok(true)
+                true
             }
             Err(error) => {
                 let error = format!("{error:#}");
@@ -160,7 +152,7 @@ impl Updater {
                     error,
                     "engine does not hold version"
                 );
-                Ok(false)
+                false
             }
         }
     }

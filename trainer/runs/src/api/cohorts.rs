@@ -5,6 +5,7 @@ use super::runs;
 use super::{Shared, database};
 use crate::door::lease::{self, Cohort, Wanted};
 use crate::door::{State as Phase, Submission, TrainedBy, samples, weights};
+use artifact::reference::Reference;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -283,6 +284,9 @@ pub(super) struct Commit {
     /// What the next lease of the run is to know; at most 64 KiB.
     #[serde(default)]
     state: Value,
+    /// What engines that serve the version are compared with, if our model does not compute it.
+    #[serde(default)]
+    reference: Option<Reference>,
     /// How long to wait for the verification, 0 to 30; default 30.
     #[serde(default = "wait_seconds")]
     wait_seconds: u64,
@@ -322,6 +326,9 @@ impl Commit {
         if self.state.to_string().len() > STATE_BYTES_MAX {
             return Err("state has more than 64 KiB: store it elsewhere, and say here where".into());
         }
+        if self.reference.as_ref().is_some_and(|reference| !reference.is_sound()) {
+            return Err("reference: its numbers are not finite, too many, or of ids beyond its vocabulary".into());
+        }
         match self.parent_root == cohort.parent_root {
             true => Ok(()),
             false => Err(format!(
@@ -354,6 +361,7 @@ pub(super) async fn commit(
             dropped_all: commit.dropped_all,
             metrics: commit.metrics,
             state: commit.state,
+            reference: commit.reference,
         };
         let submitted = lease::submit(&shared.pool, id, fence, &submission)
             .await

@@ -8,7 +8,7 @@
 //! one in memory before it is put together.
 
 use artifact::checkpoint::Checkpoint;
-use artifact::memory;
+use artifact::memory::{Buffer, put_next};
 use artifact::tensor::{TensorData, bytes_of, weight_bytes};
 use bytes::Bytes;
 use safetensors::Dtype;
@@ -66,14 +66,15 @@ struct File<'a> {
 
 impl File<'_> {
     /// Reads a range, across pieces.
-    async fn read(&self, range: Range<u64>) -> Result<Vec<u8>, Error> {
+    async fn read(&self, range: Range<u64>) -> Result<Buffer<u8>, Error> {
         if range.start > range.end || range.end > self.size {
             return refused(format!(
                 "{}: its header names bytes {range:?} of {}",
                 self.name, self.size
             ));
         }
-        let mut bytes = memory::room(usize::try_from(range.end - range.start).unwrap_or(0));
+        let mut bytes = Buffer::at_rest(usize::try_from(range.end - range.start).unwrap_or(0));
+        let mut rest = &mut bytes[..];
         let mut at = range.start;
         while at < range.end {
             let (piece, within) = (at / PIECE_BYTES, at % PIECE_BYTES);
@@ -92,7 +93,7 @@ impl File<'_> {
                     self.name
                 ));
             }
-            bytes.extend_from_slice(&read);
+            put_next(&mut rest, &read);
             at += count;
         }
         Ok(bytes)
@@ -116,7 +117,7 @@ impl File<'_> {
             return Err(wrong("it is shorter than its header".into()));
         }
         let length = self.read(0..8).await?;
-        let length = u64::from_le_bytes(length.try_into().unwrap_or([0; 8]));
+        let length = u64::from_le_bytes(length[..].try_into().unwrap_or([0; 8]));
         if length > HEADER_BYTES_MAX || length + 8 > self.size {
             return Err(wrong(format!("its header would have {length} bytes")));
         }
@@ -304,7 +305,8 @@ pub async fn assemble(
                 old.bytes.len()
             ));
         }
-        let mut bytes = memory::zeros(old.bytes.len());
+        // the parts cover it
+        let mut bytes = Buffer::at_rest(old.bytes.len());
         for (name, size, part) in parts {
             let file = File {
                 store,
@@ -319,7 +321,7 @@ pub async fn assemble(
         let new = TensorData {
             dtype: old.dtype,
             shape: old.shape.clone(),
-            bytes: Bytes::from(bytes).into(),
+            bytes: Bytes::from_owner(bytes).into(),
         };
         let (squares, difference) = sums(old, &new);
         if !difference.is_finite() {

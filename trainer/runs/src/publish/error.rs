@@ -74,6 +74,8 @@ pub enum Error {
     Checkpoint(#[from] artifact::checkpoint::Error),
     #[error("encode the delta: {0}")]
     Delta(#[from] artifact::delta::Error),
+    #[error("compute the reference log-probabilities: {0}")]
+    Reference(#[from] model::exact::Error),
     #[error("make a quantized copy: {0}")]
     Quantize(#[from] artifact::quant::Error),
     #[error(transparent)]

@@ -8,6 +8,7 @@ use super::{Error, Publisher, Timings, record};
 use artifact::checkpoint::Checkpoint;
 use artifact::delta;
 use artifact::manifest::{Manifest, Parent};
+use artifact::reference::Reference;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +25,8 @@ pub struct External {
     pub checkpoint: Checkpoint,
     /// Write the full checkpoint beside the delta even if none is due.
     pub with_checkpoint: bool,
+    /// Of a model that ours does not compute.
+    pub reference: Option<Reference>,
 }
 
 /// What was published.
@@ -46,6 +49,7 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
         parent,
         mut checkpoint,
         with_checkpoint,
+        reference,
     } = external;
     let (parent_row, head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
@@ -80,7 +84,13 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
         root: parent_row.root,
     };
     let objects = publisher
-        .objects(started, parent, checkpoints, with_checkpoint || head.is_none())
+        .objects(
+            started,
+            parent,
+            checkpoints,
+            with_checkpoint || head.is_none(),
+            reference,
+        )
         .await?;
     let reserved = publisher.reserve(None).await?;
     let branch = head.map_or(0, |(_, branch)| branch);

@@ -36,11 +36,13 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
         .await?
     };
     let pieces = pieces?;
-    let quantized = publisher.quantized.for_manifest(checkpoint).await?;
+    let quantized = publisher.quantized.for_manifest(Arc::clone(&checkpoint)).await?;
+    let reference = super::reference(checkpoint, None).await?;
     let object = publisher.store.put_pieces(&publisher.policy, &pieces).await?;
     let mut manifest = Manifest {
         checkpoint: Some(object),
         quantized,
+        reference,
         ..publisher.manifest(root, None, line.to_string(), 0, tensor_bytes)
     };
     let reserved = publisher.reserve(None).await?;

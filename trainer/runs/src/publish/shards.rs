@@ -163,6 +163,23 @@ async fn get_shard(publisher: &Publisher, trusted: &TrustedKeys, id: ShardId<'_>
     Err(id.missing())
 }
 
+/// The full checkpoint of the version that a delta in shards makes of its parent.
+async fn whole(publisher: &Publisher, parent: i64, head: Bytes, shards: &[Shard]) -> Result<Pieces, Error> {
+    let base = publisher.load(parent).await?;
+    let mut objects = Vec::new();
+    for shard in shards {
+        let object = publisher.store.get_object(&publisher.policy, &shard.object).await?;
+        objects.push((object, shard.reverse_bytes));
+    }
+    let threads = publisher.store.threads().clone();
+    tokio::task::spawn_blocking(move || {
+        let delta = delta::concat(&head, &objects)?;
+        let (checkpoint, _) = delta::apply_within(&base, &delta, u64::MAX, &threads)?;
+        Ok(Pieces::new(checkpoint.to_pieces()?))
+    })
+    .await?
+}
+
 /// Publishes the version that all shards make together.
 pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> Result<(Manifest, Timings), Error> {
     let ShardedVersion {
@@ -204,6 +221,7 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         return Err(Error::Unchanged(parent));
     }
     let (head, own) = (Bytes::from(merged.head), Bytes::from(merged.files));
+    let head_bytes = head.clone();
     let pieces = || (Pieces::new(vec![head]), Pieces::new(vec![own]));
     let (head, own) = tokio::task::spawn_blocking(pieces).await?;
     let mut objects = vec![&head];
@@ -217,6 +235,18 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
     for pieces in &objects {
         store.put_pieces(policy, pieces).await?;
     }
+    let delta_bytes =
+        objects[0].object().size_bytes + delta_shards.iter().map(|shard| shard.object.size_bytes).sum::<u64>();
+    let chain_bytes = publisher.chain_bytes(parent, line_head.is_none()).await?;
+    let full =
+        match chain_bytes.saturating_add(delta_bytes).saturating_mul(2) > merged.tensor_bytes || line_head.is_none() {
+            true => Some(whole(publisher, parent, head_bytes, &delta_shards).await?),
+            false => None,
+        };
+    if let Some(full) = &full {
+        store.put_pieces(policy, full).await?;
+        objects.push(full);
+    }
     let reserved = publisher.reserve(None).await?;
     let branch = line_head.map_or(0, |(_, branch)| branch);
     let named_parent = Parent {
@@ -224,6 +254,7 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         root: parent_row.root,
     };
     let mut manifest = Manifest {
+        checkpoint: full.as_ref().map(Pieces::object),
         delta: Some(head.object()),
         delta_shards,
         ..publisher.manifest(header.result, Some(named_parent), line, branch, merged.tensor_bytes)
