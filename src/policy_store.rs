@@ -8,9 +8,8 @@ use store::{Cache, Limits, Store};
 use crate::config::Config;
 
 /// The store of the configuration. A store that is not on this machine gets a cache in the state
-/// folder. Weights of this process keep to `policy.memory_bytes` from now on.
+/// folder.
 pub fn open(config: &Config) -> anyhow::Result<Store> {
-    memory::budget(config.policy.memory_bytes, &config.state_dir.join("weights"));
     let url = config.store_url();
     let store = with_threads(open_url(&url, config.policy.store_api_key.as_deref())?, config)?;
     if url.starts_with("file://") {
@@ -36,7 +35,9 @@ pub fn open_url(url: &str, api_key: Option<&str>) -> anyhow::Result<Store> {
 }
 
 /// Lets the store encode and apply deltas on `policy.sync_threads` threads.
+/// Weights of this process keep to `policy.memory_bytes` from now on.
 pub fn with_threads(store: Store, config: &Config) -> anyhow::Result<Store> {
+    memory::budget(config.policy.memory_bytes, &config.state_dir.join("weights"));
     let threads = Threads::new(config.policy.sync_threads.into()).context("policy.sync_threads")?;
     Ok(store.with_threads(threads))
 }

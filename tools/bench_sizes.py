@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import struct
@@ -70,9 +71,12 @@ def measure(args: argparse.Namespace, group: "Group", gigabytes: float, work: pa
         )
 
     step("import", "train", until="the realtime line has a head")
-    step("publish", "policy", "publish", second, "--line", "next", "--parent", 1)
-    step("verify", "policy", "verify", 2)
-    step("pull", "policy", "pull", 2, work / "pulled")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", (work / "import.log").read_text())
+    # versions are numbered over all policies of a database
+    (base,) = re.findall(r"has a head.* head=([0-9]+)", plain)
+    step("publish", "policy", "publish", second, "--line", "next", "--parent", base)
+    step("verify", "policy", "verify", int(base) + 1)
+    step("pull", "policy", "pull", int(base) + 1, work / "pulled")
     assert digest(work / "pulled") == digest(second), "other bytes were pulled"
     shutil.rmtree(work / "pulled")
     return rows

@@ -43,7 +43,7 @@ def main() -> None:
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
-    if report["trained_twice"] or report["lost"] or not report["steps"]:
+    if report["trained_twice"] or report["lost"] or not report["contiguous"] or not report["acknowledged"]:
         sys.exit("steps were lost or made twice")
 
 
@@ -91,7 +91,7 @@ def kills(args: argparse.Namespace, work: pathlib.Path) -> dict:
         died += steps_of(run) == before
         time.sleep(chance.uniform(0, 4))
         kind = chance.choice(["rank", "rank", "agent"])
-        found = processes(kind)
+        found = processes(kind, work)
         if found:
             subprocess.run(["kill", "-9", str(chance.choice(found))], check=False)
             counts[kind] += 1
@@ -121,17 +121,19 @@ def kills(args: argparse.Namespace, work: pathlib.Path) -> dict:
     }
 
 
-def processes(kind: str) -> list[int]:
+def processes(kind: str, work: pathlib.Path) -> list[int]:
     """Ranks are the children of the agent."""
     lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    of = [line.split() for line in lines if "fsdp2/train.py" in line and "python" in line]
+    of = [line.split() for line in lines if f"fsdp2/train.py --work {work}/w" in line and "python" in line]
     agents = [int(words[0]) for words in of if any(word.endswith("/torchrun") for word in words)]
     ranks = [int(words[0]) for words in of if int(words[0]) not in agents]
     return agents if kind == "agent" else ranks
 
 
 def steps_of(run: str) -> int:
-    return call(f"/v1/runs/{run}")["steps_done"]
+    found = call(f"/v1/runs/{run}")
+    assert found["status"] == "running", found["reason"]
+    return found["steps_done"]
 
 
 def call(path: str, body: dict | None = None) -> dict:

@@ -13,16 +13,20 @@ def reference(logits: Callable[[list[list[int]]], Any], vocab: int, context: int
     """What a model says greedily to the fixed prompts, for `Cohort.commit` or `policy publish --reference`.
 
     `logits` gets token ids, all lists of one length, and returns the logits of what follows each: `[lists,
-    vocab]`, as NumPy reads them. `vocab` and `context` are those of `config.json`. Needed only for
+    vocab]`, as torch or NumPy has them, of the model as it is served: without dropout. `vocab` and `context` are those of `config.json`. Needed only for
     architectures that Springtide does not compute itself.
     """
     import numpy as np
 
+    if context < 2:
+        raise ValueError(f"a context of {context} tokens has no room for a prompt and an answer")
     tokens = min(PROMPT_TOKENS, context - 1)
     texts = [[_id(prompt * PROMPT_TOKENS + at, vocab) for at in range(tokens)] for prompt in range(PROMPTS)]
     answers: list[dict[str, Any]] = [{"token_ids": [], "logprobs": []} for _ in texts]
     for step in range(min(ANSWER_TOKENS, context - tokens)):
-        after = np.asarray(logits(texts), dtype=np.float64)
+        found = logits(texts)
+        # torch's tensors on a GPU, in bfloat16, or with a gradient are none of NumPy's
+        after = np.asarray(found.detach().float().cpu() if hasattr(found, "detach") else found, dtype=np.float64)
         best = after.argmax(axis=-1)
         for row, answer in enumerate(answers):
             answer["token_ids"].append(int(best[row]))

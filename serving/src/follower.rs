@@ -47,6 +47,8 @@ const PLACE_WAIT: Duration = Duration::from_secs(5);
 const NEWER_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// How many times as long the store is not polled while assignments are announced.
 const ANNOUNCED_WAITS: u32 = 20;
+/// The longest of these waits, unless polls are rarer anyway.
+const ANNOUNCED_WAIT_MAX: Duration = Duration::from_secs(5);
 
 pub struct Options {
     pub policy: String,
@@ -113,16 +115,15 @@ impl Follower {
         let (mut is_announced, mut newest, mut polled) = (false, 0, Instant::now());
         loop {
             let before = self.routes.epoch();
-            let followed =
-                if failures > 0 || !is_announced || newest > before || polled.elapsed() >= interval * ANNOUNCED_WAITS {
-                    polled = Instant::now();
-                    tokio::select! {
-                        () = shutdown.cancelled() => return,
-                        followed = self.follow() => followed,
-                    }
-                } else {
-                    self.mend().await
-                };
+            let slow = (interval * ANNOUNCED_WAITS).min(interval.max(ANNOUNCED_WAIT_MAX));
+            let polls = failures > 0 || !is_announced || newest > before || polled.elapsed() >= slow;
+            if polls {
+                polled = Instant::now();
+            }
+            let followed = tokio::select! {
+                () = shutdown.cancelled() => return,
+                followed = self.follow(polls) => followed,
+            };
             if self.routes.epoch() > before {
                 is_announced = newest >= self.routes.epoch();
             }
@@ -157,20 +158,20 @@ impl Follower {
         }
     }
 
-    /// Polls the store once and applies a new assignment. Without one, engines elsewhere are mended.
-    async fn follow(&mut self) -> anyhow::Result<()> {
-        let Some((assignment, keys)) = self.trust.newest(self.routes.epoch()).await? else {
-            return self.mend().await;
+    /// Polls the store once, if it `polls`, and applies a new assignment. Without one, engines elsewhere are mended.
+    async fn follow(&mut self, polls: bool) -> anyhow::Result<()> {
+        let newest = match polls {
+            true => self.trust.newest(self.routes.epoch()).await?,
+            false => None,
+        };
+        let Some((assignment, keys)) = newest else {
+            let mended = self.loader.mend(&self.routes.shares()).await;
+            return mended.context("mend an engine");
         };
         let epoch = assignment.epoch;
         self.apply(assignment.in_cluster(&self.options.cluster), &keys)
             .await
             .with_context(|| format!("apply assignment {epoch}"))
-    }
-
-    async fn mend(&mut self) -> anyhow::Result<()> {
-        let mended = self.loader.mend(&self.routes.shares()).await;
-        mended.context("mend an engine")
     }
 
     /// Loads every version of `assignment`, then puts it in force. An arm for which no engine is there waits

@@ -76,8 +76,8 @@ edge::options! {
         /// version that left last, bytes. A version needs three times its weights, and its cache. With
         /// engines elsewhere it needs nothing: `policy.memory_bytes` bounds what is kept for them.
         pub resident_bytes_max: u64 = 4 << 30,
-        /// Time between two polls of the store, in milliseconds; twenty times as long while assignments are
-        /// announced.
+        /// Time between two polls of the store, in milliseconds; twenty times as long, up to 5 s,
+        /// while assignments are announced.
         pub poll_interval_ms: u64 = 250 => 1..,
         /// How old the store's timestamp may be for a replica that has no trust state yet, in seconds. With
         /// more than 60 it can start while `control` is away, and whoever controls the store can give it

@@ -31,7 +31,7 @@ pub(crate) struct Cohort {
     /// Trained ones of its members.
     tokens: usize,
     started: Instant,
-    first_joined: Option<Instant>,
+    first_arrived: Option<Instant>,
     last_joined: Option<Instant>,
 }
 
@@ -62,7 +62,7 @@ impl Cohort {
             left_out: vec![],
             tokens: 0,
             started: Instant::now(),
-            first_joined: None,
+            first_arrived: None,
             last_joined: None,
         }
     }
@@ -106,10 +106,15 @@ impl Cohort {
         }
     }
 
+    /// Samples have come that are checked before they join.
+    pub fn arrive(&mut self) {
+        self.first_arrived.get_or_insert_with(Instant::now);
+    }
+
     /// Adds samples, each with its advantage. The turns of an episode are one member.
     pub fn join<'a>(&mut self, samples: impl IntoIterator<Item = (&'a Sample, f64)>) {
         let now = Instant::now();
-        self.first_joined.get_or_insert(now);
+        self.first_arrived.get_or_insert(now);
         self.last_joined = Some(now);
         for (sample, advantage) in samples {
             let member = self.members.entry(sample.trajectory()).or_default();
@@ -178,7 +183,7 @@ impl Cohort {
 
     /// Timings of the step, called as soon as it is computed. `guard`: seconds spent on the guards.
     pub fn timings(&self, guard: f64) -> Timings {
-        let first = self.first_joined.unwrap_or(self.started);
+        let first = self.first_arrived.unwrap_or(self.started);
         let full = self.last_joined.unwrap_or(first);
         Timings {
             wait: (first - self.started).as_secs_f64(),

@@ -373,6 +373,7 @@ impl<'a> Executor<'a> {
             self.hand_out(&samples, &advantages).await?;
             return Ok(Quarantined { ids: vec![], gross: 0 });
         }
+        self.cohort.arrive();
         let (samples, advantages, checked) = self
             .learner
             .with(move |learner| {

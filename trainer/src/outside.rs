@@ -14,7 +14,7 @@ use crate::learn::learner::{Metrics, kl};
 use crate::offline::Failed;
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
-use artifact::{delta, memory};
+use artifact::delta;
 use launch::Launched;
 use model::config::{ModelConfig, declared_context};
 use model::exact::ExactModel;
@@ -24,7 +24,7 @@ use runs::door::weights::{self, Change};
 use runs::door::{self, Cohort, Progress, Ready, State, Submission, Submitted};
 use runs::grammar::Grammars;
 use runs::publish::run_state::{Lease, RunState, StepRecord};
-use runs::publish::{Draft, Error as PublishError};
+use runs::publish::{Draft, EXACT_BYTES_MAX, Error as PublishError};
 use runs::run::Status;
 use runs::sample::{ModelLimits, Sample};
 use runs::select::{self, Answers};
@@ -392,7 +392,7 @@ impl Executor<'_> {
     }
 
     /// Mean KL(old‖new) on a part of the cohort. `None`: our model does not compute this architecture, or it
-    /// would exceed the memory that this process may take for weights.
+    /// is too large.
     async fn kl(
         &self,
         parent: &Arc<Checkpoint>,
@@ -401,7 +401,7 @@ impl Executor<'_> {
     ) -> anyhow::Result<Option<f64>> {
         let json = parent.files.get("config.json");
         let is_unknown = json.is_none_or(|json| ModelConfig::from_json(json).is_err());
-        if is_unknown || memory::exceeds_budget(parent.tensor_bytes()) {
+        if is_unknown || parent.tensor_bytes() > EXACT_BYTES_MAX {
             return Ok(None);
         }
         let trainer = self.trainer;

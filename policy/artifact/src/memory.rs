@@ -67,11 +67,6 @@ pub fn budget(bytes: u64, folder: &Path) {
     });
 }
 
-/// Whether so many bytes of weights are more than the whole budget.
-pub fn exceeds_budget(bytes: u64) -> bool {
-    lock_budget().as_ref().is_some_and(|budget| bytes > budget.bytes as u64)
-}
-
 /// Bytes of a file, at rest.
 pub fn read_file(path: &Path) -> io::Result<Bytes> {
     let mut file = File::open(path)?;
@@ -407,7 +402,6 @@ mod tests {
         for (buffer, value) in kept.iter().zip(0..) {
             assert!(buffer.len() == count && buffer.iter().all(|byte| *byte == value));
         }
-        assert!(exceeds_budget(3 * KEPT_BYTES_MIN as u64 + 1) && !exceeds_budget(1));
         assert_eq!(
             std::fs::read_dir(folder.path()).unwrap().count(),
             0,

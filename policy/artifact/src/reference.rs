@@ -53,7 +53,7 @@ impl Reference {
                     .all(|value| *value <= 0.0 && value.is_finite())
         };
         (1..=PROMPT_TOKENS).contains(&self.prompt_tokens)
-            && (1..=PROMPTS).contains(&self.answers.len())
+            && self.answers.len() == PROMPTS
             && self.answers.iter().all(sound)
     }
 }
@@ -82,7 +82,7 @@ pub(crate) mod tests {
         Reference {
             vocab: 50,
             prompt_tokens: 3,
-            answers: vec![answer; 2],
+            answers: vec![answer; PROMPTS],
         }
     }
 

@@ -84,8 +84,8 @@ edge::options! {
         /// Folder of the trust state, such as the highest epoch that was verified. Default: `follow` in the
         /// state folder.
         pub state_dir: PathBuf = PathBuf::from(".springtide/follow"),
-        /// Time between two polls of the store, in milliseconds; twenty times as long while assignments are
-        /// announced.
+        /// Time between two polls of the store, in milliseconds; twenty times as long, up to 5 s,
+        /// while assignments are announced.
         pub poll_interval_ms: u64 = 250 => 1..,
         /// How old the store's timestamp may be for a replica that has no trust state yet, in
         /// seconds. With more than 60 it can start while `control` is away, and whoever controls the

@@ -48,6 +48,13 @@ pub async fn probe(engine: &Client, weights: &str, version: &Arc<LoadedVersion>)
         );
         return Ok(Probed::default());
     };
+    ensure!(
+        reference.vocab <= version.vocab,
+        "the reference of version {} has ids up to {}, and its vocabulary ends at {}",
+        version.serial,
+        reference.vocab,
+        version.vocab
+    );
     let of = |answer: &Answer| answer.token_ids.len();
     let expected = || reference.prompts().into_iter().zip(&reference.answers);
     let mut probed = Probed::default();

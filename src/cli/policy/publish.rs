@@ -42,7 +42,7 @@ pub struct Publish {
     base: Option<PathBuf>,
     /// JSON file of the reference log-probabilities that engines are compared with, as the wheel's
     /// `springtide.reference` makes them. Computed here if our model knows the architecture.
-    #[arg(long, value_name = "FILE", conflicts_with = "shards")]
+    #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
     #[command(flatten)]
     at: StoreArgs,
@@ -70,6 +70,7 @@ impl Publish {
                 parent,
                 base,
                 files,
+                reference: self.reference.as_deref().map(read_reference).transpose()?,
             };
             let (manifest, timings) = publish_shards(&publisher, version).await.context("publish")?;
             let mut document = document(&manifest, parent);

@@ -1,10 +1,9 @@
 //! What training a model needs of memory, said before any of it is taken.
 
 use crate::options::{Options, REALTIME_LINE};
-use crate::publish::record;
+use crate::publish::{EXACT_BYTES_MAX, record};
 use crate::settings::StepSettings;
 use anyhow::Context;
-use artifact::memory::exceeds_budget;
 use artifact::need::{Limit, Need, gb};
 use artifact::sign::TrustedKeys;
 use model::exact::{Compute, kept_bytes};
@@ -71,7 +70,7 @@ fn learner(size: &Size, lora: Option<&lora::Config>, step: &StepSettings, comput
 /// While a step of a trainer outside is verified and published: both versions packed to measure KL, if that is
 /// done. What else there is of them keeps to `policy.memory_bytes`.
 fn outside(size: &Size) -> Need {
-    let packed = match exceeds_budget(size.tensor_bytes) {
+    let packed = match size.tensor_bytes > EXACT_BYTES_MAX {
         true => 0,
         false => 2 * size.packed_bytes,
     };

@@ -37,7 +37,6 @@ use crate::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
-use artifact::memory;
 use artifact::reference::Reference;
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
@@ -52,6 +51,8 @@ use std::time::Instant;
 use store::{Pieces, PutOutcome, Store};
 use time::OffsetDateTime;
 
+/// Larger versions are not computed with to check or describe them: packed, they take about as much again.
+pub const EXACT_BYTES_MAX: u64 = 4 << 30;
 /// Serials tried before we conclude that the store belongs to another database.
 const SERIALS_TRIED_MAX: usize = 8;
 
@@ -426,7 +427,7 @@ impl Objects {
 async fn reference(checkpoint: Arc<Checkpoint>, given: Option<Reference>) -> Result<Option<Reference>, Error> {
     let json = checkpoint.files.get("config.json");
     let is_known = json.is_some_and(|json| ModelConfig::from_json(json).is_ok());
-    if !is_known || memory::exceeds_budget(checkpoint.tensor_bytes()) {
+    if !is_known || checkpoint.tensor_bytes() > EXACT_BYTES_MAX {
         return Ok(given);
     }
     tokio::task::spawn_blocking(move || match ExactModel::from_checkpoint(&checkpoint) {

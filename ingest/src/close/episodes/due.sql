@@ -7,7 +7,7 @@ from open_episode o
 left join episode_end e on e.tenant_id = o.tenant_id and e.episode_id = o.episode_id
 where o.closes_at <= $5 and (o.closes_at <= $1 or rollout_is_complete(o.episode_id)) and (o.closes_at, o.episode_id) > ($3, $4::uuid)
   and not exists (select from open_episode other
-                  where other.episode_id = o.episode_id and other.tenant_id < o.tenant_id and other.closes_at <= $1)
+                  where other.episode_id = o.episode_id and other.tenant_id < o.tenant_id and other.closes_at <= $5)
 order by o.closes_at, o.episode_id
 limit $2
 for update of o skip locked

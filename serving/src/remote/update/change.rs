@@ -252,9 +252,9 @@ pub(super) async fn probe(
 ) -> anyhow::Result<Probed> {
     let client = pool.client(engine);
     ensure!(
-        version.reference.is_some() || client.names_weights(),
-        "version {} has no reference log-probabilities and the engine names no weights, so nobody knows which version it \
-         holds",
+        version.reference.is_some() || client.names_weights() && options.unproved_error_max.is_some(),
+        "version {} has no reference log-probabilities, and the engine names no weights or nobody vouches for them \
+         (unproved_error_max)",
         version.serial
     );
     let limit = Duration::from_millis(options.timeout_ms).saturating_mul(PROBE_TIMEOUTS);

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use artifact::delta::{self, EncodedShard, ShardReport};
 use artifact::manifest::{Manifest, Parent, Shard};
+use artifact::reference::Reference;
 use artifact::sign::{Envelope, SigningKey, TrustedKeys};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -35,6 +36,8 @@ pub struct ShardedVersion {
     /// parent.
     pub base: BTreeMap<String, Bytes>,
     pub files: BTreeMap<String, Bytes>,
+    /// Of its trainer.
+    pub reference: Option<Reference>,
 }
 
 /// A machine's report on its shard, signed, so that write access to the store is not enough to
@@ -189,6 +192,7 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         parent,
         base,
         mut files,
+        reference,
     } = version;
     let (parent_row, line_head) = check_line(publisher, &line, parent).await?;
     let started = Instant::now();
@@ -257,6 +261,7 @@ pub async fn publish_shards(publisher: &Publisher, version: ShardedVersion) -> R
         checkpoint: full.as_ref().map(Pieces::object),
         delta: Some(head.object()),
         delta_shards,
+        reference,
         ..publisher.manifest(header.result, Some(named_parent), line, branch, merged.tensor_bytes)
     };
     publisher.put_manifest(&mut manifest, reserved, None).await?;

@@ -5,6 +5,7 @@ use crate::executor::Executor;
 use crate::grpo::harness::HOLDER;
 use crate::offline::Failed;
 use anyhow::Context;
+use futures::FutureExt as _;
 use runs::advantage;
 use runs::claim;
 use runs::sample::Sample;
@@ -172,6 +173,14 @@ impl Draws<'_> {
             }
             // other traffic rings too
             tokio::time::sleep(self.poll() / 4).await;
+            let mut rang = false;
+            while let Some(rung) = self.closed.recv().now_or_never() {
+                rung?;
+                rang = true;
+            }
+            if rang {
+                continue;
+            }
             if let Ok(rung) = tokio::time::timeout(self.poll(), self.closed.recv()).await {
                 rung?;
             }
