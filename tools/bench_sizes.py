@@ -1,7 +1,7 @@
 """Runs the commands that move whole versions, each in a memory cgroup, on generated models.
 
 A model has random bf16 weights in tensors of 64 MiB and one of an eighth of the model, in an architecture that
-our exact model does not know. The next version differs in one weight of 10⁶. Memory is what the cgroup counts:
+our exact model does not know. In the next version one weight in 10⁶ is another. Memory is what the cgroup counts:
 `anonymous` is the highest of the samples taken every 50 ms, `with files` the kernel's own maximum, which includes
 the page cache up to the limit. Needs cgroup v1 or v2, and root.
 """

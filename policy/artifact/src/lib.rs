@@ -6,7 +6,8 @@
 //!
 //! Dependencies: `blake3`, `twox-hash`, `zstd`, `ed25519-dalek` (formats and signatures),
 //! `safetensors`, `serde`, `serde_json`, `base64`, `hex`, `time`, `uuid`, `bytes` (documents and
-//! buffers), `half`, `libm`, `bytemuck`, `rayon`, `nix` (arithmetic, threads, memory), `memmap2`, `tempfile` (weights in files), `getrandom`
+//! buffers), `half`, `libm`, `bytemuck`, `rayon`, `nix` (arithmetic, threads, memory), `memmap2`,
+//! `tempfile` (weights in files), `getrandom`
 //! (new keys), `thiserror`, `tracing`. `cudarc` only with the feature `cuda`.
 
 pub mod assignment;

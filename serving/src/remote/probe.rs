@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Of the reference's tokens, so many must have been compared. An engine in other precision takes another
+/// One in so many of the reference's tokens must be the engine's, too. An engine in other precision takes another
 /// token where two are almost equally probable, and what follows it is another text.
 const COMPARED_MIN: usize = 4;
 
