@@ -13,8 +13,8 @@ def reference(logits: Callable[[list[list[int]]], Any], vocab: int, context: int
     """What a model says greedily to the fixed prompts, for `Cohort.commit` or `policy publish --reference`.
 
     `logits` gets token ids, all lists of one length, and returns the logits of what follows each: `[lists,
-    vocab]`, as torch or NumPy has them, of the model as it is served: without dropout. `vocab` and `context` are those of `config.json`. Needed only for
-    architectures that Springtide does not compute itself.
+    vocab]`, as torch or NumPy has them, of the model as it is served: without dropout. `vocab` and `context`
+    are those of `config.json`. Needed only for architectures that Springtide does not compute itself.
     """
     import numpy as np
 

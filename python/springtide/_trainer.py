@@ -20,6 +20,7 @@ import io
 import logging
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -92,6 +93,19 @@ class TrainingSample:
     def trajectory_id(self) -> UUID:
         """What has one reward: the generation, or the session or rollout that it is a turn of."""
         return self.generation_id if self.row["episode_turns"] is None else self.episode_id
+
+    @property
+    def experts(self) -> tuple[int, memoryview] | None:
+        """The experts that the engine chose, if it logged them: the position of the first token that has some,
+        and their ids `[tokens, layers, experts per token]`. Needs no numpy, and numpy takes it without a copy."""
+        logged = self.row.get("experts")
+        if logged is None:
+            return None
+        magic, version, tokens, first, layers, per_layer, count = struct.unpack_from("<8s3I3H", logged)
+        if (magic, version) != (b"SPTEXPRT", 1):
+            raise SpringtideError("the logged experts have an unknown form: use a newer `springtide`")
+        ids = memoryview(logged)[32:]
+        return first, ids.cast("B" if count <= 256 else "H", (tokens, layers, per_layer))
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> TrainingSample:

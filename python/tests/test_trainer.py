@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def row(**more: Any) -> dict[str, Any]:
         "temperature": 0.5,
     }
     return {**dict.fromkeys(names), **known, **more}
+
+
+def test_logged_experts_are_read_by_token_layer_and_rank() -> None:
+    def logged(count: int, ids: bytes) -> tuple[int, memoryview] | None:
+        header = struct.pack("<8s3I3H6x", b"SPTEXPRT", 1, 3, 1, 2, 2, count)
+        return TrainingSample.of(row(experts=header + ids)).experts
+
+    assert TrainingSample.of(row()).experts is None
+    first, small = logged(256, bytes(range(12))) or (0, memoryview(b""))
+    last: Any = small.tolist()[2]
+    assert (first, last) == (1, [[8, 9], [10, 11]])
+    _, large = logged(300, struct.pack("<12H", *range(288, 300))) or (0, memoryview(b""))
+    ids: Any = large.tolist()
+    assert (len(ids), ids[0]) == (3, [[288, 289], [290, 291]])
 
 
 def test_a_cohort_is_committed_with_its_files_and_what_was_dropped(tmp_path: Path) -> None:

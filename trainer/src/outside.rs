@@ -26,18 +26,19 @@ use runs::grammar::Grammars;
 use runs::publish::run_state::{Lease, RunState, StepRecord};
 use runs::publish::{Draft, EXACT_BYTES_MAX, Error as PublishError};
 use runs::run::Status;
-use runs::sample::{ModelLimits, Sample};
+use runs::sample::{ModelLimits, Routed, Sample};
 use runs::select::{self, Answers};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Instant;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
-/// Generations that KL is measured on.
-const KL_GENERATIONS: usize = 64;
+/// KL is measured on a quarter of the generations, within these bounds.
+const KL_GENERATIONS: RangeInclusive<usize> = 16..=64;
 /// Tokens that go through the model together.
 const KL_BATCH_TOKENS: usize = 4096;
 const NOTHING_TRAINED: &str =
@@ -70,14 +71,14 @@ struct Verified {
 fn limits_of(checkpoint: &Checkpoint) -> anyhow::Result<ModelLimits> {
     let json = checkpoint.files.get("config.json").context("config.json is missing")?;
     let (context, vocabulary, experts) = match ModelConfig::from_json(json) {
-        Ok(config) => (config.context(), config.vocab_size, config.experts),
+        Ok(config) => (config.context(), config.vocab_size, Routed::from(config.experts)),
         Err(_) => {
             let json: Value = serde_json::from_slice(json).context("config.json")?;
             let context = declared_context(&json).context("config.json: max_position_embeddings is missing")?;
             let vocabulary = json["vocab_size"]
                 .as_i64()
                 .context("config.json: vocab_size is missing")?;
-            (context, vocabulary, None)
+            (context, vocabulary, Routed::Unknown)
         }
     };
     let decline = text::tokenizer::decline_id(checkpoint).context("read the decline token")?;
@@ -405,7 +406,11 @@ impl Executor<'_> {
             return Ok(None);
         }
         let trainer = self.trainer;
-        let every = generations.len().div_ceil(KL_GENERATIONS).max(1);
+        let (few, many) = KL_GENERATIONS.into_inner();
+        let every = generations
+            .len()
+            .div_ceil(generations.len().div_ceil(4).clamp(few, many))
+            .max(1);
         let ids: Vec<Uuid> = generations.iter().step_by(every).copied().collect();
         let read = select::closed(&trainer.pool, &trainer.payloads, &ids, &self.model_limits, Answers::Any).await;
         let samples = read.context("read the samples of the cohort")?.samples;

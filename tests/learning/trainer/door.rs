@@ -1,6 +1,8 @@
 //! A trainer outside: it leases cohorts over HTTP, makes weights of its own, and commits them. Over 500 lines, because every
 //! test needs the same trainer.
 
+use super::context::refer;
+use super::experts::{logged, mixture};
 use super::offline::{control, control_beside, create_as, ended, fleet, get, ingest, offline, post, request};
 use super::uses::{dataset, insert};
 use super::world::{Running, Sampled, World};
@@ -8,6 +10,7 @@ use artifact::checkpoint::Checkpoint;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use event_log::payload::EXPERTS;
 use fixture::eventually;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
@@ -100,6 +103,7 @@ struct Row {
     tokens: Vec<u32>,
     advantage: f64,
     bundle: i64,
+    experts: Option<Vec<u8>>,
 }
 
 impl Leased {
@@ -146,6 +150,7 @@ impl Leased {
                     tokens: ids("token_ids"),
                     advantage: row.get_double(at("advantage")).unwrap(),
                     bundle: row.get_long(at("bundle")).unwrap(),
+                    experts: row.get_bytes(at("experts")).ok().map(|bytes| bytes.data().to_vec()),
                 });
             }
         }
@@ -768,5 +773,33 @@ async fn what_a_revoked_sampler_signed_is_not_committed() {
         "{refused}"
     );
     assert_eq!((world.steps().await, world.ledger("trained").await), (0, 0));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logged_experts_are_handed_out() {
+    let world = World::start_with("door_experts", &mixture()).await;
+    world.follow(1, world.base, 0).await;
+    let mut given = BTreeMap::new();
+    for (seed, one) in world.sample(world.base, 8).await.into_iter().enumerate() {
+        world.insert_open(&one, "champion").await;
+        let experts = (seed > 0).then(|| logged(one.prompt.len() + one.tokens.len() - 1, seed));
+        let bytes = experts.map(|experts| experts.encode().unwrap());
+        if let Some(bytes) = &bytes {
+            let payload = world.payloads().put("default", bytes.clone().into(), EXPERTS).await;
+            refer(&world.stack.pool, one.id, "experts", &payload.unwrap()).await;
+        }
+        given.insert(one.id, bytes);
+        world.close(&one, one.reward.unwrap()).await;
+    }
+    let control = control(&world).await;
+    let running = world.run(outside(&world));
+    let leased = lease(&control, &realtime_run(&control).await, "a", 20).await.unwrap();
+    let handed_out = leased
+        .samples()
+        .await
+        .into_iter()
+        .map(|row| (row.generation, row.experts));
+    assert_eq!(handed_out.collect::<BTreeMap<_, _>>(), given);
     running.stop().await;
 }

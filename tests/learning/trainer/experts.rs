@@ -12,7 +12,7 @@ use model::sampling;
 
 const COUNT: u16 = 6;
 
-fn mixture() -> ModelConfig {
+pub fn mixture() -> ModelConfig {
     ModelConfig {
         family: Family::Qwen3Moe,
         experts: Some(Mixture {
@@ -29,7 +29,7 @@ fn mixture() -> ModelConfig {
 }
 
 /// Experts of an engine whose router differs: neither the trainer's choice nor in its order.
-fn logged(tokens: usize, seed: usize) -> Experts {
+pub fn logged(tokens: usize, seed: usize) -> Experts {
     let of = |token: usize| {
         (0..2).flat_map(move |layer| {
             let first = (seed + 3 * token + layer) % usize::from(COUNT);

@@ -161,7 +161,7 @@ impl Lineages {
 
 /// Which generations were logged with expert ids, and where those are.
 #[derive(Debug)]
-pub struct ExpertPayloads(Vec<(Uuid, String, PayloadRef)>);
+pub struct ExpertPayloads(BTreeMap<Uuid, (String, PayloadRef)>);
 
 impl ExpertPayloads {
     /// Reads the rows.
@@ -180,15 +180,30 @@ impl ExpertPayloads {
                 size_bytes: row.size_bytes.unsigned_abs(),
                 media_type: row.media_type,
             };
-            (row.generation_id, row.tenant_id, payload)
+            (row.generation_id, (row.tenant_id, payload))
         });
         Ok(Self(payloads.collect()))
+    }
+
+    /// Bytes of what was logged of a generation; 0 if nothing was.
+    pub fn size(&self, id: Uuid) -> usize {
+        let size = self.0.get(&id).map_or(0, |(_, payload)| payload.size_bytes);
+        usize::try_from(size).unwrap_or(0)
+    }
+
+    /// What was logged of a generation, as it is stored. `None`: nothing was, or it is not there any more.
+    pub async fn bytes(&self, payloads: &Store, id: Uuid) -> Result<Option<Bytes>, Error> {
+        let Some((tenant, payload)) = self.0.get(&id) else {
+            return Ok(None);
+        };
+        let read = separate(read_payload(payloads, tenant, payload, payload::EXPERTS).await)?;
+        Ok(read.ok())
     }
 
     /// The expert ids.
     pub async fn experts(&self, payloads: &Store) -> Result<BTreeMap<Uuid, Result<Experts, Broken>>, Error> {
         let mut experts = BTreeMap::new();
-        for (id, tenant, payload) in &self.0 {
+        for (id, (tenant, payload)) in &self.0 {
             let read = separate(read_payload(payloads, tenant, payload, payload::EXPERTS).await)?;
             let decoded = read.and_then(|bytes| Experts::decode(&bytes).map_err(|_| Broken::ExpertsDiffer));
             experts.insert(*id, decoded);

@@ -221,7 +221,22 @@ pub struct ModelLimits {
     pub vocabulary: i64,
     /// The decline token. `None`: the policy cannot decline.
     pub decline: Option<u32>,
-    /// `None`: a dense model.
-    pub experts: Option<Experts>,
+    pub experts: Routed,
     pub grammars: Grammars,
+}
+
+/// The experts of a model.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Routed {
+    #[default]
+    Dense,
+    /// Our trainer does not compute the model: logged ids are passed on as they are.
+    Unknown,
+    Known(Experts),
+}
+
+impl From<Option<Experts>> for Routed {
+    fn from(experts: Option<Experts>) -> Self {
+        experts.map_or(Routed::Dense, Routed::Known)
+    }
 }

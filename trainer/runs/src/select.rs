@@ -24,7 +24,7 @@ mod row;
 
 use crate::advantage::Credit;
 use crate::claim::{self, Claim};
-use crate::sample::ModelLimits;
+use crate::sample::{ModelLimits, Routed};
 use event_log::payload::Store as Payloads;
 use sqlx::{PgConnection, PgPool};
 use std::borrow::Cow;
@@ -269,7 +269,7 @@ impl Checks<'_> {
             self.versions,
             self.model_limits.context,
             i32::try_from(self.model_limits.vocabulary).unwrap_or(i32::MAX),
-            self.model_limits.experts.is_none(),
+            self.model_limits.experts == Routed::Dense,
             &self.exhausted.user_tenants,
             &self.exhausted.users,
             &self.exhausted.tenants,

@@ -230,7 +230,7 @@ impl Learner {
             context: config.context(),
             vocabulary: config.vocab_size,
             decline: self.decline,
-            experts: config.experts.clone(),
+            experts: config.experts.clone().into(),
             grammars: Grammars::of(&self.state.checkpoint, config.vocab_size),
         }
     }

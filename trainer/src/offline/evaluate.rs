@@ -213,7 +213,7 @@ pub(super) async fn measure(run: &Execution<'_>) -> anyhow::Result<()> {
         context: model.config().context(),
         vocabulary,
         decline,
-        experts: model.config().experts.clone(),
+        experts: model.config().experts.clone().into(),
         grammars: Grammars::of(&checkpoint, vocabulary),
     };
     // without them the version is measured by rewards alone

@@ -72,6 +72,7 @@ const TRAINING: &str = "
     required double advantage;
     required double weight;
     required int64 bundle;
+    optional binary experts;
 }";
 
 /// Writes a file. What is complete can be taken out of its buffer at any time.
@@ -213,9 +214,13 @@ fn write_column(index: usize, column: &mut SerializedColumnWriter<'_>, rows: &[R
         38 => text(column, rows, |row| row.signal.as_deref()),
         39 => flat::<Int64Type>(column, rows, |row| row.feedback_at.map(microseconds)),
         40 => flat::<Int64Type>(column, rows, |row| Some(microseconds(row.closed_at))),
-        41 => flat::<DoubleType>(column, rows, |row| Some(row.training.unwrap_or_default().advantage)),
-        42 => flat::<DoubleType>(column, rows, |row| Some(row.training.unwrap_or_default().weight)),
-        _ => flat::<Int64Type>(column, rows, |row| Some(row.training.unwrap_or_default().bundle)),
+        41 => flat::<DoubleType>(column, rows, |row| row.training.as_ref().map(|of| of.advantage)),
+        42 => flat::<DoubleType>(column, rows, |row| row.training.as_ref().map(|of| of.weight)),
+        43 => flat::<Int64Type>(column, rows, |row| row.training.as_ref().map(|of| of.bundle)),
+        _ => flat::<ByteArrayType>(column, rows, |row| {
+            let experts = row.training.as_ref().and_then(|of| of.experts.clone());
+            experts.map(ByteArray::from)
+        }),
     }
 }
 
@@ -358,6 +363,7 @@ mod tests {
             advantage: 1.5,
             weight: 2.0,
             bundle: 3,
+            experts: Some(Bytes::from_static(b"ids")),
         });
         let mut writer = Writer::of_cohort().unwrap();
         let mut bytes = std::mem::take(

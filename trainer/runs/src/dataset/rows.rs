@@ -2,6 +2,7 @@
 //! log-probabilities that were logged, with the whole prompt.
 
 use crate::context;
+use bytes::Bytes;
 use event_log::payload::Store as Payloads;
 use serde::Serialize;
 use serde_json::Value;
@@ -75,13 +76,15 @@ pub struct Row {
 }
 
 /// What a step does with a generation.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Training {
     pub advantage: f64,
     /// See [`Sample::weight`](crate::sample::Sample::weight).
     pub weight: f64,
     /// The rollouts of one task, or the turns of one trajectory, have the same number.
     pub bundle: i64,
+    /// The logged expert ids, as the payload has them.
+    pub experts: Option<Bytes>,
 }
 
 /// How many tokens each of these generations has, with its whole context. Ids that are not stored any

@@ -1,6 +1,6 @@
 //! The samples of a cohort as Parquet files: the columns of an exported dataset, and what training adds.
 
-use crate::context;
+use crate::context::{self, ExpertPayloads};
 use crate::dataset::parquet::Writer;
 use crate::dataset::rows::{self, Row, Training};
 use crate::sample::Sample;
@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
-/// A file ends with about so many bytes of tokens, so that nobody needs much memory for one.
+/// A file ends with about so many bytes of tokens and experts, so that nobody needs much memory for one.
 const PART_BYTES: usize = 16 << 20;
 const MEDIA_TYPE: &str = "application/vnd.apache.parquet";
 
@@ -53,13 +53,19 @@ pub async fn write(
 ) -> Result<Vec<Part>, Error> {
     let mut parts = Vec::new();
     let mut rest = bundled(samples);
+    let ids: Vec<Uuid> = samples.iter().map(|(sample, _)| sample.generation).collect();
+    let mut connection = pool.acquire().await?;
+    let experts = ExpertPayloads::read(&mut connection, &ids).await?;
+    drop(connection);
     while !rest.is_empty() {
         let mut bytes = 0;
         let fits = |bundle: &&Vec<&(&Sample, f64)>| {
             let before = bytes;
             bytes += bundle
                 .iter()
-                .map(|(sample, _)| 4 * (sample.prompt.len() + 2 * sample.tokens.len()))
+                .map(|(sample, _)| {
+                    4 * (sample.prompt.len() + 2 * sample.tokens.len()) + experts.size(sample.generation)
+                })
                 .sum::<usize>();
             before == 0 || bytes <= PART_BYTES
         };
@@ -74,6 +80,7 @@ pub async fn write(
                     advantage: *advantage,
                     weight: sample.weight,
                     bundle: *bundles,
+                    experts: experts.bytes(payloads, sample.generation).await?,
                 };
                 training.insert(sample.generation, one);
             }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::row::Row;
 use super::{Coded, provenance};
-use crate::sample::{ModelLimits, Sample};
+use crate::sample::{ModelLimits, Routed, Sample};
 
 /// The code of constrained answers whose masks nobody may use, or knows. Samplers say it too.
 const CONSTRAINED: &str = "constrained_sampling";
@@ -143,7 +143,7 @@ fn assemble(
         if routed && broken.is_none() {
             let Some(logged) = experts.remove(&id) else { continue };
             match logged.and_then(|logged| routing(&logged, sample.input_len(), limits)) {
-                Ok(routing) => sample.experts = Some(Arc::new(routing)),
+                Ok(routing) => sample.experts = routing.map(Arc::new),
                 // the trainer then chooses the experts itself, and the parity guard checks the
                 // result
                 Err(Broken::PayloadMissing) => {}
@@ -192,9 +192,17 @@ fn refuse(sample: &Sample, limits: &ModelLimits) -> Option<&'static str> {
 }
 
 /// Logged experts as the model replays them: by layer, of the first `tokens` tokens, each token's
-/// experts ascending, which is the order in which their results are added.
-fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Routing, Broken> {
-    let experts = limits.experts.as_ref().ok_or(Broken::ExpertsDiffer)?;
+/// experts ascending, which is the order in which their results are added. `None`: our trainer does not compute the
+/// model.
+fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Option<Routing>, Broken> {
+    let experts = match &limits.experts {
+        Routed::Known(experts) => experts,
+        Routed::Unknown => {
+            let covers = logged.first == 0 && logged.tokens() >= tokens;
+            return covers.then_some(None).ok_or(Broken::ExpertsDiffer);
+        }
+        Routed::Dense => return Err(Broken::ExpertsDiffer),
+    };
     let layers: Vec<i64> = (0..)
         .zip(&experts.layers)
         .filter(|(_, routes)| **routes)
@@ -225,7 +233,7 @@ fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Rout
         }
         routing.record(*layer, ids);
     }
-    Ok(routing)
+    Ok(Some(routing))
 }
 
 #[cfg(test)]
@@ -235,7 +243,7 @@ mod tests {
 
     fn limits() -> ModelLimits {
         ModelLimits {
-            experts: Some(Mixture {
+            experts: Routed::Known(Mixture {
                 count: 6,
                 per_token: 2,
                 intermediate_size: 1,
@@ -260,7 +268,8 @@ mod tests {
 
     #[test]
     fn logged_experts_are_grouped_by_layer_and_sorted() {
-        let routing = routing(&logged(&[3, 1, 0, 5, 2, 4, 1, 0, 5, 4, 3, 2]), 2, &limits()).unwrap();
+        let routing = routing(&logged(&[3, 1, 0, 5, 2, 4, 1, 0, 5, 4, 3, 2]), 2, &limits());
+        let routing = routing.unwrap().unwrap();
         assert_eq!(routing.layers(), [(1, vec![1, 3, 2, 4]), (2, vec![0, 5, 0, 1])]);
     }
 
@@ -296,5 +305,10 @@ mod tests {
             Err(Broken::ExpertsDiffer),
             "dense"
         );
+        let unknown = ModelLimits {
+            experts: Routed::Unknown,
+            ..ModelLimits::default()
+        };
+        assert_eq!(routing(&good, 1, &unknown), Ok(None));
     }
 }
