@@ -12,7 +12,7 @@ on gloo.
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import springtide
 
@@ -49,6 +49,23 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@contextlib.contextmanager
+def without_values():
+    """Parameters take no memory. Buffers do: no checkpoint has them."""
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
+        if value is not None and not value.is_meta:
+            value = torch.nn.Parameter(value.to("meta"), requires_grad=value.requires_grad)
+        register(module, name, value)
+
+    torch.nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
 class Job:
     """The sharded model and its optimizer, at one version."""
 
@@ -67,15 +84,19 @@ class Job:
             pull = [self.args.springtide, *configured, "policy", "pull", str(cohort.parent), str(folder)]
             subprocess.run(pull, check=True, stdout=subprocess.DEVNULL)
         dist.barrier()
-        # float32 masters
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device)
+        config = AutoConfig.from_pretrained(folder)
+        self.dtype = config.dtype or torch.bfloat16
+        with without_values():  # float32 masters
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        self.model.tie_weights()
         self.model.train()
-        declared = json.loads((folder / "config.json").read_text())
-        self.dtype = getattr(torch, declared.get("dtype") or declared.get("torch_dtype") or "bfloat16")
         precision = MixedPrecisionPolicy(param_dtype=getattr(torch, self.args.compute), reduce_dtype=torch.float32)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=self.mesh, mp_policy=precision)
         fully_shard(self.model, mesh=self.mesh, mp_policy=precision)
+        # each rank reads its part: nobody ever holds the whole model
+        self.model._apply(lambda value: torch.empty_like(value, device=self.device) if value.is_meta else value.to(self.device))
+        dcp.load(self._weights(), storage_reader=HuggingFaceStorageReader(path=str(folder)))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=self.args.learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
         )
@@ -86,6 +107,11 @@ class Job:
         saved = cohort.state["optimizer"] if cohort.state else ""
         if self._max(float(bool(saved) and not (Path(saved) / ".metadata").exists())) == 0.0 and saved:
             self._restore(saved)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """This rank's part of the tensors that a checkpoint has."""
+        tied = self.model.config.tie_word_embeddings
+        return {name: value for name, value in self.model.state_dict().items() if not (tied and name == "lm_head.weight")}
 
     def _state(self) -> dict[str, object]:
         named = dict(self.model.named_parameters())
@@ -172,9 +198,7 @@ class Job:
             shutil.rmtree(optimizer, ignore_errors=True)
             weights.mkdir(parents=True)
         dist.barrier()
-        tied = self.model.config.tie_word_embeddings
-        state = self.model.state_dict()
-        rounded = {name: value.to(self.dtype) for name, value in state.items() if not (tied and name == "lm_head.weight")}
+        rounded = {name: value.to(self.dtype) for name, value in self._weights().items()}
         dcp.save(rounded, storage_writer=HuggingFaceStorageWriter(path=str(weights), save_distributed=True))
         count = next(iter(self.optimizer.state.values()))["step"]
         dcp.save({**self._state(), "step": count}, checkpoint_id=str(optimizer))
