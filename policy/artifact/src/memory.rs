@@ -12,21 +12,26 @@
 
 use bytemuck::Pod;
 use bytes::Bytes;
-use memmap2::MmapMut;
+use memmap2::MmapRaw;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smaller memory is not worth huge pages.
 const LARGE_BYTES: usize = 8 << 20;
 const PAGE_BYTES: usize = 4096;
 /// Smaller buffers are left to the allocator.
 const KEPT_BYTES_MIN: usize = 256 << 10;
+/// Files of weights are mapped in parts of this size, or of a larger weight: Linux allows a process 65,530 mappings,
+/// and a model of experts has more tensors.
+const SHARED_BYTES: usize = 1 << 30;
+/// The largest page of any machine that this runs on: advice about a part of a page would be about its neighbor too.
+const RANGE_BYTES: usize = 64 << 10;
 
 /// Values whose memory may be kept for reuse when they are dropped.
 pub struct Buffer<T> {
@@ -39,7 +44,7 @@ pub struct Buffer<T> {
 
 enum Words {
     Memory(Vec<u64>),
-    File(MmapMut),
+    File(InFile),
 }
 
 /// How much memory weights at rest may take.
@@ -86,14 +91,74 @@ pub fn put_next(rest: &mut &mut [u8], part: &[u8]) {
     }
 }
 
-/// A mapped file without a name. Its blocks are allocated: a full disk would end the process later.
-fn map_new_file(bytes: usize, folder: &Path) -> io::Result<MmapMut> {
-    std::fs::create_dir_all(folder)?;
-    let file = tempfile::tempfile_in(folder)?;
-    let length = i64::try_from(bytes).map_err(io::Error::other)?;
-    nix::fcntl::posix_fallocate(&file, 0, length)?;
-    // SAFETY: the file has no name, so no other process can open it, and nothing here shortens it.
-    unsafe { MmapMut::map_mut(&file) }
+/// A range of a mapped file without a name, which nobody else has.
+struct InFile {
+    file: Arc<MmapRaw>,
+    /// In whole pages of any machine.
+    range: Range<usize>,
+}
+
+/// The mapped file that has room for more ranges.
+struct Shared {
+    folder: PathBuf,
+    file: File,
+    mapped: Arc<MmapRaw>,
+    used: usize,
+}
+
+static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+
+impl InFile {
+    fn new(bytes: usize, folder: &Path) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(RANGE_BYTES);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room = |one: &Shared| one.folder == folder && bytes <= one.mapped.len() - one.used;
+        let mut one = match shared.take() {
+            Some(one) if has_room(&one) => one,
+            _ => {
+                std::fs::create_dir_all(folder)?;
+                let file = tempfile::tempfile_in(folder)?;
+                file.set_len(bytes.max(SHARED_BYTES) as u64)?;
+                let mapped = Arc::new(MmapRaw::map_raw(&file)?);
+                Shared {
+                    folder: folder.to_owned(),
+                    file,
+                    mapped,
+                    used: 0,
+                }
+            }
+        };
+        let range = one.used..one.used + bytes;
+        // a full disk would end the process later
+        let offset = |at: usize| i64::try_from(at).map_err(io::Error::other);
+        nix::fcntl::posix_fallocate(&one.file, offset(range.start)?, offset(bytes)?)?;
+        one.used = range.end;
+        let file = Arc::clone(&one.mapped);
+        *shared = Some(one);
+        Ok(InFile { file, range })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in the mapping, which lives as long as `file`. The file has no name, so no other
+        // process changes or shortens it. No other `InFile` has a byte of the range, and `&mut` excludes others.
+        unsafe { std::slice::from_raw_parts(self.file.as_ptr().add(self.range.start), self.range.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.file.as_mut_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl Drop for InFile {
+    /// Gives the disk back, which the file does when its last range is dropped.
+    fn drop(&mut self) {
+        use nix::sys::mman::{MmapAdvise, madvise};
+        if let Some(start) = std::ptr::NonNull::new(self.bytes_mut().as_mut_ptr().cast()) {
+            // SAFETY: the range is of whole pages, so nobody else has a byte of them, and nobody reads them any more.
+            let _ = unsafe { madvise(start, self.range.len(), MmapAdvise::MADV_REMOVE) };
+        }
+    }
 }
 
 /// Permission to keep a number of bytes of dropped weights, for new weights of the same sizes. All
@@ -217,7 +282,7 @@ impl<T: Pod> Buffer<T> {
             buffer.budgeted = bytes;
             return buffer;
         };
-        match map_new_file(bytes.next_multiple_of(size_of::<u64>()), &folder) {
+        match InFile::new(bytes, &folder) {
             Ok(mapped) => Buffer {
                 words: Words::File(mapped),
                 count,
@@ -270,14 +335,14 @@ impl Words {
     fn bytes(&self) -> &[u8] {
         match self {
             Words::Memory(words) => bytemuck::cast_slice(words),
-            Words::File(mapped) => mapped,
+            Words::File(mapped) => mapped.bytes(),
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Words::Memory(words) => bytemuck::cast_slice_mut(words),
-            Words::File(mapped) => mapped,
+            Words::File(mapped) => mapped.bytes_mut(),
         }
     }
 }
@@ -399,7 +464,9 @@ mod tests {
         for (buffer, value) in kept.iter_mut().zip(0..) {
             buffer.fill(value);
         }
-        for (buffer, value) in kept.iter().zip(0..) {
+        // its pages become zeros, and those of its neighbors stay
+        drop(kept.remove(2));
+        for (buffer, value) in kept.iter().zip([0, 1, 3]) {
             assert!(buffer.len() == count && buffer.iter().all(|byte| *byte == value));
         }
         assert_eq!(
@@ -408,8 +475,8 @@ mod tests {
             "they have no names"
         );
         let path = folder.path().join("weights");
-        std::fs::write(&path, &*kept[3]).unwrap();
-        assert_eq!(read_file(&path).unwrap(), kept[3][..]);
+        std::fs::write(&path, &*kept[2]).unwrap();
+        assert_eq!(read_file(&path).unwrap(), kept[2][..]);
         budget(u64::MAX, folder.path());
         assert!(Buffer::<u8>::at_rest(count).budgeted > 0);
     }
