@@ -99,6 +99,11 @@ impl Cache {
         Some(file.len())
     }
 
+    /// How much it holds at most.
+    pub fn bytes_max(&self) -> u64 {
+        self.shared.limits.bytes_max
+    }
+
     /// Opens an object, and starts to download what is missing from `store`.
     pub async fn object(&self, store: &Store, policy: &str, object: &ObjectRef) -> Result<Arc<CachedObject>, Error> {
         if let Some(open) = self.shared.find_open(&object.digest) {

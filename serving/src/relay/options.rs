@@ -23,7 +23,7 @@ edge::options! {
         /// no limit.
         pub requests_per_second_max: u32 = 0,
         /// Disk space for objects in `relay` in the state folder, bytes. The least recently used are
-        /// deleted first. Objects larger than this are refused.
+        /// deleted first. Larger objects are passed through: each follower fetches them from upstream.
         pub bytes_max: u64 = 64 << 30 => 1..,
         /// Parts of an object (8 MiB each) that are fetched at once, 1 to 256.
         pub streams: usize = 8 => 1..=256,

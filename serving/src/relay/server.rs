@@ -18,7 +18,7 @@ use edge::query::Query;
 use edge::routes::{Routes, get};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path as Key;
-use object_store::{GetResultPayload, ObjectStore, ObjectStoreExt as _};
+use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use store::{Cache, CachedObject, Store};
@@ -125,11 +125,33 @@ async fn pass_on(
         return Ok([(header::CONTENT_LENGTH, size_bytes)].into_response());
     };
     let range = requested_range(&headers, size_bytes)?;
+    if size_bytes > relay.cache.bytes_max() {
+        return pass_through(&relay, &key, digest, size_bytes, range).await;
+    }
     let object = ObjectRef { digest, size_bytes };
     match relay.cache.object(&relay.upstream, policy, &object).await {
         Ok(arrival) => Ok(stream_response(arrival, size_bytes, range)),
         Err(error) => Err(object_problem(&key, &error)),
     }
+}
+
+/// An object that no cache can hold, as the upstream has it. The follower verifies it.
+async fn pass_through(
+    relay: &Relay,
+    key: &Key,
+    digest: Digest,
+    size_bytes: u64,
+    range: Option<Range<u64>>,
+) -> Result<Response, Problem> {
+    let options = GetOptions::new().with_range(range.clone());
+    let found = relay.upstream.backend().get_opts(key, options).await;
+    let found = found.map_err(|error| upstream_problem(key, &error))?;
+    let chunks = found.into_stream().inspect_ok(count_passed);
+    Ok(response_of(Body::from_stream(chunks), digest, size_bytes, range))
+}
+
+fn count_passed(bytes: &Bytes) {
+    metrics::counter!("springtide_relay_bytes_total").increment(bytes.len() as u64);
 }
 
 /// What is no object, as the upstream has it. The follower verifies it.
@@ -168,7 +190,6 @@ async fn read_document(upstream: &dyn ObjectStore, key: &Key) -> Result<Bytes, P
 /// again.
 fn stream_response(arrival: Arc<CachedObject>, size_bytes: u64, range: Option<Range<u64>>) -> Response {
     let wanted = range.clone().unwrap_or(0..size_bytes);
-    let length = wanted.end - wanted.start;
     let first = wanted.start / PART_BYTES;
     let last = wanted.end.div_ceil(PART_BYTES).max(first);
     let digest = arrival.object().digest;
@@ -182,11 +203,20 @@ fn stream_response(arrival: Arc<CachedObject>, size_bytes: u64, range: Option<Ra
             // within a part, so both fit in usize
             let from = wanted.start.saturating_sub(begins) as usize;
             let until = (wanted.end - begins).min(bytes.len() as u64) as usize;
-            metrics::counter!("springtide_relay_bytes_total").increment((until - from) as u64);
             Ok::<_, store::Error>(bytes.slice(from..until))
         }
     });
-    let mut response = Body::from_stream(chunks).into_response();
+    response_of(
+        Body::from_stream(chunks.inspect_ok(count_passed)),
+        digest,
+        size_bytes,
+        range,
+    )
+}
+
+fn response_of(body: Body, digest: Digest, size_bytes: u64, range: Option<Range<u64>>) -> Response {
+    let length = range.as_ref().map_or(size_bytes, |range| range.end - range.start);
+    let mut response = body.into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, length.into());
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -348,6 +378,30 @@ mod tests {
             ask(&relay, "HEAD", "/policy/demo/none.json").await.0.status(),
             StatusCode::NOT_FOUND
         );
+    }
+
+    #[tokio::test]
+    async fn an_object_that_the_cache_cannot_hold_is_passed_through() {
+        let upstream = Store::over(Arc::new(object_store::memory::InMemory::new()));
+        let bytes: Bytes = (0..3 << 20).map(|at: u32| at as u8).collect();
+        let object = upstream.put_object("demo", &bytes).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let relay = relay(upstream, folder.path());
+        let path = format!("/policy/demo/object/{}", object.digest);
+        let (whole, body) = ask(&relay, "GET", &path).await;
+        assert_eq!((whole.status(), &body), (StatusCode::OK, &bytes));
+        let request = Request::builder()
+            .uri(format!("/v1/store{path}"))
+            .header("range", "bytes=5-9");
+        let answer = relay.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::PARTIAL_CONTENT);
+        assert_eq!(
+            answer.headers()[header::CONTENT_RANGE],
+            format!("bytes 5-9/{}", bytes.len())
+        );
+        let part = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        assert_eq!(part, bytes.slice(5..10));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[tokio::test]
