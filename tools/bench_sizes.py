@@ -7,10 +7,12 @@ the page cache up to the limit. Needs cgroup v1 or v2, and root.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import resource
 import shutil
@@ -23,6 +25,7 @@ import time
 
 STEP = 1_000_000
 TENSOR_BYTES = 64 << 20
+RANKS = 8
 
 
 def main() -> None:
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--gb", type=float, nargs="+", required=True)
     parser.add_argument("--limit-mib", type=int, required=True)
+    parser.add_argument("--kills", type=int, default=0, help="kill -9 of a pull, this often, at each size")
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path(".springtide"))
     args = parser.parse_args()
     group = Group(args.limit_mib << 20)
@@ -61,7 +65,7 @@ def measure(args: argparse.Namespace, group: "Group", gigabytes: float, work: pa
     rows = []
 
     def step(name: str, *command: object, until: str | None = None) -> None:
-        row = group.run([*program, *map(str, command)], work / f"{name}.log", until)
+        row = group.run([*program, *map(str, command)], work / f"{name.replace('/', '-')}.log", until)
         rows.append({"gb": gigabytes, "what": name, **row})
         print(
             f"{gigabytes:5.1f} GB  {name:8} {row['seconds']:7.1f} s, {row['cpu_seconds']:6.1f} of the processor, "
@@ -76,10 +80,73 @@ def measure(args: argparse.Namespace, group: "Group", gigabytes: float, work: pa
     (base,) = re.findall(r"has a head.* head=([0-9]+)", plain)
     step("publish", "policy", "publish", second, "--line", "next", "--parent", base)
     step("verify", "policy", "verify", int(base) + 1)
-    step("pull", "policy", "pull", int(base) + 1, work / "pulled")
-    assert digest(work / "pulled") == digest(second), "other bytes were pulled"
-    shutil.rmtree(work / "pulled")
+    step("pull", "policy", "pull", int(base) + 1, pulled := work / "pulled")
+    assert digest(pulled) == digest(second), "other bytes were pulled"
+    shutil.rmtree(first)
+    third = work / "third"
+    change(second, third, seed=1)
+    for rank in range(1, RANKS + 1):
+        step(f"shard {rank}/{RANKS}", "policy", "shard", third, "--base", pulled, "--name", "third", "--shard", f"{rank}/{RANKS}")
+    upload = ["--shards", "third", "--of", RANKS, "--base", pulled]
+    step("publish shards", "policy", "publish", third, "--line", "next", "--parent", int(base) + 1, *upload)
+    step("squash", "policy", "squash", "--span", 2, int(base) + 2)
+    with control(program, work):
+        release = ["release", "promote", "--alias", "served", "--reason", "sizes", str(int(base) + 2)]
+        subprocess.run([*program, *release], check=True, stdout=subprocess.DEVNULL)
+        follow = ["follow", "--engine", "folder", "--alias", "served", "--dir", work / "followed"]
+        step("follow", *follow, until="assignment in force")
+    assert digest(work / "followed" / "current") == digest(third), "a follower has other bytes"
+    if args.kills:
+        shutil.rmtree(work / "followed")
+        rows.append({"gb": gigabytes, **kill(args.kills, program, work, int(base) + 2, digest(second), digest(third))})
     return rows
+
+
+@contextlib.contextmanager
+def control(program: list[str], work: pathlib.Path):
+    with (work / "control.log").open("wb") as log:
+        role = subprocess.Popen([*program, "control"], stdout=log, stderr=log)
+        try:
+            while subprocess.run([*program, "health", "control"], capture_output=True).returncode != 0:
+                assert role.poll() is None, (work / "control.log").read_text()[-3000:]
+                time.sleep(0.2)
+            yield
+        finally:
+            role.terminate()
+            role.wait()
+
+
+def kill(kills: int, program: list[str], work: pathlib.Path, version: int, before: str, after: str) -> dict:
+    """Kills a pull with -9 at any time and starts it again until it succeeds, half of them on top of the version
+    before. Whatever is there in between must be the old bytes or the new ones."""
+    chosen, folder = random.Random(1), work / "killed"
+    done = wrong = succeeded = 0
+    started = time.monotonic()
+
+    def pull(serial: int, seconds: float | None = None) -> bool:
+        child = subprocess.Popen([*program, "policy", "pull", str(serial), str(folder)], stdout=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert child.wait(seconds) == 0, "a pull failed"
+            return True
+        child.kill()
+        child.wait()
+        return False
+
+    pull(version)
+    whole = time.monotonic() - started
+    while done < kills:
+        shutil.rmtree(folder)
+        allowed = {after}
+        if chosen.random() < 0.5:
+            pull(version - 1)
+            allowed.add(before)
+        while not pull(version, chosen.uniform(0, 1.2 * whole)):
+            done += 1
+            wrong += folder.exists() and digest(folder) not in allowed
+        wrong += digest(folder) != after
+        succeeded += 1
+    print(f"{done} kills of pull, {succeeded} times to the end, {wrong} times other bytes", flush=True)
+    return {"what": "kills", "kills": done, "succeeded": succeeded, "wrong": wrong, "seconds": time.monotonic() - started}
 
 
 def generate(folder: pathlib.Path, size: int) -> None:
@@ -104,12 +171,12 @@ def generate(folder: pathlib.Path, size: int) -> None:
             file.write(block)
 
 
-def change(old: pathlib.Path, new: pathlib.Path) -> None:
+def change(old: pathlib.Path, new: pathlib.Path, seed: int = 0) -> None:
     """The same with the last bit of one weight of `STEP` flipped."""
     shutil.copytree(old, new)
     path = new / "model.safetensors"
     with path.open("r+b") as file:
-        for at in range(data_of(path), path.stat().st_size, 2 * STEP):
+        for at in range(data_of(path) + 2 * seed, path.stat().st_size, 2 * STEP):
             file.seek(at)
             (byte,) = file.read(1)
             file.seek(at)
