@@ -1,6 +1,8 @@
-"""Writes a Llama with 88 million random weights (bf16) and another model's tokenizer, for benchmarks.
+"""Writes a Llama with random weights (bf16) and another model's tokenizer, for benchmarks.
 
-    random_llama.py TOKENIZER_FOLDER FOLDER     with a Python that has torch and transformers
+    random_llama.py TOKENIZER_FOLDER FOLDER [HIDDEN LAYERS]     with a Python that has torch and transformers
+
+768 and 12 are 88 million weights, 1536 and 16 are 460 million.
 """
 
 import json
@@ -11,17 +13,18 @@ import sys
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-source, folder = map(pathlib.Path, sys.argv[1:])
+source, folder = map(pathlib.Path, sys.argv[1:3])
+hidden, layers = map(int, sys.argv[3:] or (768, 12))
 if (folder / "model.safetensors").exists():
     sys.exit(0)
 torch.manual_seed(1)
 config = LlamaConfig(
     vocab_size=json.loads((source / "config.json").read_text())["vocab_size"],
-    hidden_size=768,
-    intermediate_size=2048,
-    num_hidden_layers=12,
-    num_attention_heads=12,
-    num_key_value_heads=12,
+    hidden_size=hidden,
+    intermediate_size=hidden * 8 // 3,
+    num_hidden_layers=layers,
+    num_attention_heads=hidden // 64,
+    num_key_value_heads=hidden // 64,
     head_dim=64,
     max_position_embeddings=512,
     tie_word_embeddings=False,

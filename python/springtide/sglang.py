@@ -4,29 +4,23 @@ SGLang calls `register` by itself once this package is in its environment. `POST
 /update_weights_from_disk` with `"load_format": "springtide"` then takes as `model_path` a patch
 (`artifact::patch`), or a Hugging Face folder of all weights. Other formats load as before.
 
-Each worker reads and checks the whole file before it writes the first weight; the model's own loader
-then takes the part of its tensor-parallel rank. A patch is refused unless the worker holds the
-version that it starts from. Written for SGLang 0.5.23.
+Each worker reads and checks the whole file before it writes the first weight of its own part. A patch is
+refused unless the worker holds the version that it starts from. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from springtide._artifact import ArtifactError, Patch
+from springtide._artifact import ArtifactError
 from springtide._engine import stage_folder, stage_patch
-
-if TYPE_CHECKING:
-    import torch
+from springtide._places import Places
 
 LOAD_FORMAT = "springtide"
-#: Bytes of whole tensors that are made at once. A larger tensor is made alone.
-MADE_BYTES_MAX = 512 << 20
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 #: The ways into a model's weights that know nothing of versions.
@@ -92,74 +86,21 @@ def update(model: Any, path: str | os.PathLike[str]) -> str:
         if os.path.isdir(path):
             checkpoint = stage_folder(path)
             root, changed = checkpoint.root(), "all weights"
-            model.springtide_holds = None
+            model.springtide_holds = model.springtide_places = None
             model.load_weights((name, checkpoint[name].torch()) for name in checkpoint)
         else:
             patch = stage_patch(path, holds)
             root, changed = patch.to_root, f"{patch.weights} weights"
-            _refuse_nan(patch)
+            places: Places | None = getattr(model, "springtide_places", None)
+            if places is None:
+                places = model.springtide_places = Places(model)
+            writes, absent = places.writes(patch)
+            if absent:
+                raise ArtifactError(f"the loader does not copy {sorted(absent)[0]!r}: load a folder")
             model.springtide_holds = None
-            _apply(model, patch)
+            for write in writes:
+                write.do()
     model.springtide_holds = root
     done = f"version {root[:12]}: {changed} in {time.perf_counter() - started:.3f} s"
     _log.info(done)
     return done
-
-
-def _refuse_nan(patch: Patch) -> None:
-    """A value that is not a number means "unchanged" below."""
-    for name in patch:
-        values = patch[name].values.torch()
-        if not values.is_floating_point() or bool(values.isnan().any()):
-            raise ArtifactError(f"`{name}` has new values that are not numbers: load a folder")
-
-
-def _apply(model: Any, patch: Patch) -> None:
-    with _only_numbers_are_written():
-        for weights in _whole_tensors(patch):
-            model.load_weights(weights)
-    # a loader that writes by other means than `copy_` has written the gaps too
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and bool(parameter.isnan().any()):
-            raise RuntimeError(f"the loader of {name} does not take patches")
-
-
-def _whole_tensors(patch: Patch) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Tensors of their whole shape, with NaN where nothing changes, in lists of bounded size."""
-    import torch
-
-    made: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name in patch:
-        changes = patch[name]
-        values = changes.values.torch()
-        whole = torch.full(changes.shape, float("nan"), dtype=values.dtype)
-        whole.view(-1)[changes.indices.torch()] = values
-        if made and size + whole.nbytes > MADE_BYTES_MAX:
-            yield made
-            made, size = [], 0
-        made.append((name, whole))
-        size += whole.nbytes
-    if made:
-        yield made
-
-
-@contextlib.contextmanager
-def _only_numbers_are_written() -> Iterator[None]:
-    """`copy_` keeps what is there where the source is NaN. In all threads: loaders start some."""
-    import torch
-
-    copy = torch.Tensor.copy_
-
-    def copy_numbers(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        if target.shape != source.shape or not source.is_floating_point() or not target.is_floating_point():
-            raise RuntimeError(f"a loader writes {tuple(source.shape)} over {tuple(target.shape)}, which no patch can")
-        new = torch.empty_like(target)
-        copy(new, source)
-        return copy(target, torch.where(new.isnan(), target, new))
-
-    torch.Tensor.copy_ = copy_numbers
-    try:
-        yield
-    finally:
-        torch.Tensor.copy_ = copy

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use artifact::atomic;
 use artifact::patch::{self, Contents};
+use artifact::tensor::TensorData;
 use bytes::Bytes;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+use safetensors::Dtype;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{of_io, refused, refused_file};
@@ -131,8 +133,15 @@ impl Changes {
 
     /// Where: I64 `[k]`, flat, ascending.
     #[getter]
-    fn indices(&self) -> Tensor {
-        self.inner.indices.clone().into()
+    fn indices(&self, py: Python<'_>) -> PyResult<Tensor> {
+        py.detach(|| {
+            let mut bytes = vec![0; self.inner.count() * size_of::<i64>()];
+            for (place, index) in bytes.as_chunks_mut().0.iter_mut().zip(self.inner.indices()) {
+                *place = (index as i64).to_le_bytes();
+            }
+            let indices = TensorData::new(Dtype::I64, vec![self.inner.count()], bytes);
+            indices.map(Tensor::from).map_err(|error| refused(&error))
+        })
     }
 
     /// What is there now: `[k]`, in the tensor's dtype.
@@ -142,6 +151,6 @@ impl Changes {
     }
 
     fn __len__(&self) -> usize {
-        self.inner.indices.shape[0]
+        self.inner.count()
     }
 }

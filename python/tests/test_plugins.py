@@ -17,6 +17,7 @@ import springtide.sglang
 import springtide.vllm
 from springtide import ArtifactError, Checkpoint, Patch
 from springtide._engine import stage_folder, stage_patch
+from springtide._places import Places
 
 
 def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
@@ -71,16 +72,22 @@ class TiedLinear:
         columns = checkpoint[names[0]].shape[1]
         self.fused = torch.zeros(2 * rows, columns)
 
-    def named_parameters(self) -> list[tuple[str, Any]]:
-        return [("fused", self.fused)]
+    def parameters(self) -> list[Any]:
+        return [self.fused]
 
-    def load_weights(self, weights: Any) -> None:
+    def buffers(self) -> list[Any]:
+        return []
+
+    def load_weights(self, weights: Any) -> set[str]:
         rows = self.fused.shape[0] // 2
+        loaded = set()
         for name, weight in weights:
             if name in self.names:
                 part = self.names.index(name)
                 shard = weight.narrow(0, self.rank * rows, rows)
                 self.fused.narrow(0, part * rows, rows).copy_(shard)
+                loaded.add("fused")
+        return loaded
 
 
 def expected(checkpoint: Checkpoint, names: tuple[str, str], rank: int) -> Any:
@@ -152,17 +159,100 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
     springtide.sglang.update(model, patch)
 
     class Squaring(TiedLinear):
-        def load_weights(self, weights: Any) -> None:
+        def load_weights(self, weights: Any) -> set[str]:
             for name, weight in weights:
                 if name == names[0]:
-                    self.fused[: weight.shape[0] // 2] = weight.narrow(0, 0, weight.shape[0] // 2)
+                    self.fused.narrow(0, 0, weight.shape[0] // 2).copy_((weight * weight).narrow(0, 0, weight.shape[0] // 2))
+            return set()
 
-    other = Squaring(old, names, 0)
-    springtide.sglang.update(other, base)
-    with pytest.raises(RuntimeError, match="does not take patches"):
-        springtide.sglang.update(other, patch)
-    with pytest.raises(ArtifactError, match="holds version None"):
-        springtide.sglang.update(other, patch)
+    class Silent(TiedLinear):
+        def load_weights(self, weights: Any) -> set[str]:
+            return {"fused" for _ in weights}
+
+    class Computing(TiedLinear):
+        def load_weights(self, weights: Any) -> set[str]:
+            loaded = super().load_weights(weights)
+            self.fused.copy_(-self.fused.exp())
+            return loaded
+
+    class Keeping(TiedLinear):
+        def load_weights(self, weights: Any) -> set[str]:
+            self.kept = list(weights)
+            return set()
+
+    for kind, why in [
+        (Squaring, "changed before it is copied"),
+        (Silent, "does not copy"),
+        (Computing, "computes"),
+        (Keeping, "keeps weights for later"),
+    ]:
+        other = kind(old, names, 0)
+        springtide.sglang.update(other, base)
+        before = other.fused.clone()
+        with pytest.raises(ArtifactError, match=why):
+            springtide.sglang.update(other, patch)
+        assert other.fused.equal(before)
+
+
+def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path) -> None:
+    """Of each rank of two: rows, columns, an expert, transposed, in another dtype, tied."""
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    shapes = {"rows": (6, 5), "columns": (6, 8), "experts": (4, 3, 2), "turned": (4, 6), "wide": (3, 7), "tied": (5, 3)}
+    generator = torch.Generator().manual_seed(1)
+    versions = []
+    old: dict[str, Any] = {}
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        made = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+        if number == 1:  # a part of the weights stays
+            made = {name: torch.where(torch.rand(new.shape, generator=generator) < 0.5, new, old[name]) for name, new in made.items()}
+        old = made
+        save_file(made, folder / "model.safetensors")
+        versions.append(Checkpoint.open(folder))
+    patch = Patch.between(*versions)
+    for rank in (0, 1):
+        memory = {
+            "rows": torch.zeros(4, 5),
+            "columns": torch.zeros(6, 4),
+            "experts": torch.zeros(2, 3, 2),
+            "turned": torch.zeros(6, 4),
+            "wide": torch.zeros(3, 7),
+            "tied": torch.zeros(5, 3).bfloat16(),
+        }
+
+        def load(weights: Any, rank: int = rank, memory: Any = memory) -> set[str]:
+            for name, weight in weights:
+                into = memory[name]
+                if name == "rows":
+                    into.narrow(0, 1, 3).copy_(weight.narrow(0, 3 * rank, 3))
+                elif name == "columns":
+                    into.copy_(weight.narrow(1, 4 * rank, 4))
+                elif name == "experts":
+                    for expert in range(2):
+                        into[1 - expert].copy_(weight[2 * rank + expert])
+                elif name == "turned":
+                    into.copy_(weight.t())
+                elif name == "wide":
+                    into.copy_(weight)
+                else:
+                    into.copy_(weight)
+                    into.copy_(weight)
+            return set(memory)
+
+        load((name, versions[0][name].torch()) for name in versions[0])
+        model = SimpleNamespace(load_weights=load, parameters=memory.values, buffers=list)
+        writes, absent = Places(model).writes(patch)
+        assert absent == set()
+        before = {name: tensor.clone() for name, tensor in memory.items()}
+        for write in writes:
+            write.do()
+        patched = {name: tensor.clone() for name, tensor in memory.items()}
+        load((name, versions[1][name].torch()) for name in versions[1])
+        for name, tensor in memory.items():
+            assert tensor.equal(patched[name]) and not tensor.equal(before[name]), (rank, name)
 
 
 def test_sglang_forgets_its_version_before_anything_else_writes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +322,6 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> threading.local:
             "WeightTransferUpdateInfo": object,
         },
         "vllm.logger": {"init_logger": lambda _: SimpleNamespace(error=lambda *_: None)},
-        "vllm.model_executor": {},
-        "vllm.model_executor.model_loader": {},
-        "vllm.model_executor.model_loader.checkpoint_weight_patch": {
-            "CheckpointWeightPatch": None,
-            "load_checkpoint_weight_patches": None,
-        },
     }
     for name, contents in of_modules.items():
         module = ModuleType(name)

@@ -7,6 +7,7 @@ log-probabilities: after the patch, and after all weights of the same version we
 is left with the weights of FOLDER.
 """
 
+import fcntl
 import json
 import shutil
 import struct
@@ -40,14 +41,20 @@ class Vllm:
         return self._update({"folder": str(folder), "to": root}, name)
 
     def patch(self, file, start, end, name):
+        self._send_update({"stage": str(file), "from": start, "to": end}, {})
+        with open(file, "rb") as read:
+            fcntl.flock(read, fcntl.LOCK_EX)  # its readers have a shared one
         return self._update({"patch": str(file), "from": start, "to": end}, name)
+
+    def _send_update(self, info, name):
+        send(f"{self.url}/start_weight_update")
+        send(f"{self.url}/update_weights", {"update_info": info})
+        send(f"{self.url}/finish_weight_update", name)
 
     def _update(self, info, name):
         send(f"{self.url}/pause?mode=abort&clear_cache=true")
-        send(f"{self.url}/start_weight_update")
         try:
-            send(f"{self.url}/update_weights", {"update_info": info})
-            send(f"{self.url}/finish_weight_update", {"weight_version": name})
+            self._send_update(info, {"weight_version": name})
             return None
         except urllib.error.HTTPError as refused:
             try:  # of several workers, vLLM ends the update in the one that failed
@@ -165,4 +172,5 @@ def main():
     )
 
 
-main()
+if __name__ == "__main__":
+    main()

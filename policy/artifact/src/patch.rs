@@ -1,12 +1,12 @@
 //! A patch for engines that hold one version in memory: the weights in which the next one differs.
 //!
 //! It is a safetensors file in the names and shapes of the checkpoint. For each tensor `NAME` that
-//! changed it has two: `NAME|i`, the flat indices, i64 `[k]`, ascending; and `NAME|v`, the new
-//! values, `[k]`, in the tensor's dtype. Its metadata:
+//! changed it has two: `NAME|g`, u32 `[k]`, the flat index of the first changed weight, and the gap
+//! from each to the next; and `NAME|v`, the new values, `[k]`, in the tensor's dtype. Its metadata:
 //!
 //! | key | value |
 //! |---|---|
-//! | `format` | `springtide-patch-1` |
+//! | `format` | `springtide-patch-2` |
 //! | `from`, `to` | content hashes of both versions, in hex |
 //! | `shapes` | JSON object: the shape of each tensor that changed |
 //! | `digest` | BLAKE3 of the file with these 64 digits as `0`, in hex |
@@ -19,15 +19,17 @@ mod read;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
+use rayon::prelude::*;
 use safetensors::{Dtype, View};
 
 use crate::checkpoint::Checkpoint;
+use crate::delta::{self, FRAME_WEIGHTS};
 use crate::digest::Digest;
 use crate::tensor::{TensorData, weight_bytes};
 
 pub use read::{Changes, Contents, Refused};
 
-const FORMAT: &str = "springtide-patch-1";
+const FORMAT: &str = "springtide-patch-2";
 /// The value of `digest` while the file is hashed.
 const NO_DIGEST: &[u8; 64] = &[b'0'; 64];
 
@@ -36,6 +38,8 @@ const NO_DIGEST: &[u8; 64] = &[b'0'; 64];
 pub enum Error {
     #[error("the versions differ in more than their weights: {0}")]
     Form(String),
+    #[error("between two changed weights of a tensor are {0} others, and a patch has at most 2^32 - 1")]
+    Gap(usize),
     #[error("serialize the patch")]
     Serialize(#[from] safetensors::SafeTensorError),
 }
@@ -60,18 +64,22 @@ pub fn between(from: &Checkpoint, to: &Checkpoint) -> Result<Patch, Error> {
     if from.files.get("config.json") != to.files.get("config.json") {
         return Err(Error::Form("`config.json` differs".into()));
     }
+    let found = to.tensors.par_iter().filter_map(|(name, new)| {
+        let old = from.tensors.get(name)?;
+        Some(changes(old, new).map(|(gaps, values)| (name, new, gaps, values)))
+    });
+    let found: Vec<_> = found.collect::<Result<_, Error>>()?;
     let mut parts = Vec::new();
     let mut shapes = BTreeMap::new();
     let mut weights = 0;
-    for (name, new) in &to.tensors {
-        let Some((indices, values)) = from.tensors.get(name).and_then(|old| changes(old, new)) else {
+    for (name, new, gaps, values) in found {
+        if gaps.is_empty() {
             continue;
-        };
-        weights += indices.len() as u64;
+        }
+        let count = gaps.len() / size_of::<u32>();
+        weights += count as u64;
         shapes.insert(name, &new.shape);
-        let count = indices.len();
-        let indices = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-        parts.push((format!("{name}|i"), Part::new(Dtype::I64, count, indices)));
+        parts.push((format!("{name}|g"), Part::new(Dtype::U32, count, gaps)));
         parts.push((format!("{name}|v"), Part::new(new.dtype, count, values)));
     }
     let shapes = serde_json::to_string(&shapes).unwrap_or_default();
@@ -103,17 +111,33 @@ fn digest_place(file: &[u8]) -> Option<std::ops::Range<usize>> {
     (start + NO_DIGEST.len() <= file.len()).then_some(start..start + NO_DIGEST.len())
 }
 
-/// Indices and bytes of the weights that differ; `None`: none do.
-fn changes(old: &TensorData, new: &TensorData) -> Option<(Vec<i64>, Vec<u8>)> {
-    let width = weight_bytes(new.dtype);
-    let mut indices = Vec::new();
-    let mut values = Vec::new();
-    let pairs = old.bytes.chunks_exact(width).zip(new.bytes.chunks_exact(width));
-    for (index, (_, new)) in (0_i64..).zip(pairs).filter(|(_, (old, new))| old != new) {
-        indices.push(index);
-        values.extend_from_slice(new);
+/// Gaps and bytes of the weights that differ.
+fn changes(old: &TensorData, new: &TensorData) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    // what a delta did not touch shares its memory
+    if old.bytes.as_ptr_range() == new.bytes.as_ptr_range() {
+        return Ok((vec![], vec![]));
     }
-    (!indices.is_empty()).then_some((indices, values))
+    let width = weight_bytes(new.dtype);
+    let frame = FRAME_WEIGHTS * width;
+    let frames = old.bytes.par_chunks(frame).zip(new.bytes.par_chunks(frame));
+    let found = frames.map(|(old, new)| {
+        let mut indices = Vec::new();
+        delta::differing(width, old, new, &mut indices);
+        indices
+    });
+    let found: Vec<Vec<u32>> = found.collect();
+    let (mut gaps, mut values, mut last) = (Vec::new(), Vec::new(), 0);
+    let indices = found.iter().enumerate().flat_map(|(frame, indices)| {
+        let at = move |&index: &u32| frame * FRAME_WEIGHTS + index as usize;
+        indices.iter().map(at)
+    });
+    for index in indices {
+        let gap = u32::try_from(index - last).map_err(|_| Error::Gap(index - last))?;
+        gaps.extend(gap.to_le_bytes());
+        values.extend_from_slice(&new.bytes[index * width..][..width]);
+        last = index;
+    }
+    Ok((gaps, values))
 }
 
 struct Part {
@@ -176,9 +200,8 @@ mod tests {
         let read = SafeTensors::deserialize(&patch.file).unwrap();
         let mut names = read.names();
         names.sort();
-        assert_eq!(names, ["a|i", "a|v"]);
-        let indices: Vec<u8> = [1_i64, 3].iter().flat_map(|index| index.to_le_bytes()).collect();
-        assert_eq!(read.tensor("a|i").unwrap().data(), indices);
+        assert_eq!(names, ["a|g", "a|v"]);
+        assert_eq!(read.tensor("a|g").unwrap().data(), [1, 0, 0, 0, 2, 0, 0, 0]);
         assert_eq!(read.tensor("a|v").unwrap().data(), [9, 0, 8, 0]);
         let (_, metadata) = SafeTensors::read_metadata(&patch.file).unwrap();
         let metadata = metadata.metadata().as_ref().unwrap();

@@ -8,6 +8,7 @@ use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::engine::SampleRequest;
 use anyhow::bail;
+use std::path::Path;
 use std::time::Duration;
 
 /// As vLLM's own default.
@@ -124,6 +125,15 @@ impl Client {
             Client::Vllm(engine) => engine.update(weights, from, to, name, in_flight).await,
             Client::Sglang(engine) => engine.update(weights, name, in_flight).await,
             Client::OpenAi(_) => bail!("{} takes no weights", self.url()),
+        }
+    }
+
+    /// Lets it read a patch while it answers, so that `update` has only to write. It holds a shared lock on the
+    /// file until it has.
+    pub async fn stage(&self, patch: &Path, from: &str, to: &str) -> anyhow::Result<()> {
+        match self {
+            Client::Vllm(engine) => engine.stage(patch, from, to).await,
+            Client::Sglang(_) | Client::OpenAi(_) => Ok(()),
         }
     }
 

@@ -16,6 +16,7 @@ use model::sampling::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use text::constraint::lenient;
 
@@ -169,27 +170,40 @@ impl Vllm {
             InFlight::Cross => "/pause?mode=keep&clear_cache=true",
         };
         self.http.command(pause, None).await?;
-        // an update that was broken off is still open
-        let started = match self.http.command("/start_weight_update", None).await {
+        let updated = async {
+            self.begin().await?;
+            let info = json!({"update_info": info});
+            self.http.command("/update_weights", Some(info)).await?;
+            let named = json!({"weight_version": name});
+            self.http.command("/finish_weight_update", Some(named)).await
+        };
+        let updated = updated.await;
+        if updated.is_err() {
+            // vLLM has ended the update itself, but of several workers only in the one that failed
+            let _ = self.http.command("/finish_weight_update", None).await;
+        }
+        let resumed = self.http.command("/resume", None).await;
+        updated.and(resumed)
+    }
+
+    /// [`Client::stage`](super::client::Client::stage).
+    pub async fn stage(&self, patch: &Path, from: &str, to: &str) -> anyhow::Result<()> {
+        self.begin().await?;
+        let info = json!({"update_info": {"stage": patch, "from": from, "to": to}});
+        let staged = self.http.command("/update_weights", Some(info)).await;
+        let finished = self.http.command("/finish_weight_update", None).await;
+        staged.and(finished)
+    }
+
+    async fn begin(&self) -> anyhow::Result<()> {
+        match self.http.command("/start_weight_update", None).await {
             Ok(()) => Ok(()),
+            // an update that was broken off is still open
             Err(_) => {
                 let _ = self.http.command("/finish_weight_update", None).await;
                 self.http.command("/start_weight_update", None).await
             }
-        };
-        started?;
-        let info = json!({"update_info": info});
-        let updated = self.http.command("/update_weights", Some(info)).await;
-        if updated.is_err() {
-            // vLLM has ended the update itself, but of several workers only in the one that failed
-            let _ = self.http.command("/finish_weight_update", None).await;
-            let _ = self.http.command("/resume", None).await;
         }
-        updated?;
-        self.http
-            .command("/finish_weight_update", Some(json!({"weight_version": name})))
-            .await?;
-        self.http.command("/resume", None).await
     }
 
     /// [`Client::forget_routes`](super::client::Client::forget_routes).

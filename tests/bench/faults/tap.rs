@@ -21,6 +21,8 @@ const PROBE: &str = "\"tenant-probe\"";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
+    /// It reads a patch while it answers.
+    Stage,
     Pause,
     Start,
     Patch,
@@ -39,6 +41,7 @@ impl Step {
         match path.split('?').next().unwrap_or(path) {
             "/pause" => Step::Pause,
             "/start_weight_update" => Step::Start,
+            "/update_weights" if body.contains("\"stage\"") => Step::Stage,
             "/update_weights" if body.contains("\"patch\"") => Step::Patch,
             "/update_weights" => Step::Folder,
             "/finish_weight_update" => Step::Finish,
@@ -58,6 +61,8 @@ pub struct Seen {
     pub unproven_requests: u64,
     /// A probe has been answered since the last change.
     probed: bool,
+    /// A change has begun.
+    paused: bool,
     /// Commands and restarts.
     changes: u64,
     last_change: Option<Step>,
@@ -103,6 +108,7 @@ impl Tap {
     pub fn forget_probe(&self) {
         let mut seen = self.lock();
         seen.probed = false;
+        seen.paused = false;
         seen.changes += 1;
         seen.last_change = None;
     }
@@ -208,7 +214,11 @@ impl Tap {
         let mut seen = self.lock();
         *seen.steps.entry(step).or_default() += 1;
         match step {
+            Step::Stage => {}
+            // what surrounds `Stage`
+            Step::Start | Step::Finish if !seen.paused => {}
             Step::Pause | Step::Start | Step::Patch | Step::Folder | Step::Finish | Step::Resume => {
+                seen.paused = step != Step::Resume;
                 seen.probed = false;
                 seen.changes += 1;
                 seen.last_change = Some(step);

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use artifact::checkpoint::Checkpoint;
+use artifact::patch::Contents;
 use artifact::tensor::TensorData;
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Json, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
@@ -15,7 +17,6 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use model::exact::{ExactModel, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 const CONTEXT: usize = 64;
@@ -131,6 +132,9 @@ async fn weight_info(State(engine): State<Engine>) -> Json<Value> {
 }
 
 async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result<Json<Value>, StatusCode> {
+    if body["update_info"]["stage"].is_string() {
+        return Ok(Json(json!({})));
+    }
     engine.held().updating = true;
     while engine.held().stalls {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -158,17 +162,13 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
 
 fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
     let file = std::fs::read(path).unwrap();
-    let patch = SafeTensors::deserialize(&file).unwrap();
+    let patch = Contents::from_bytes(&file.into()).unwrap();
     let mut checkpoint = checkpoint.clone();
-    for (name, tensor) in &mut checkpoint.tensors {
-        let Ok(indices) = patch.tensor(&format!("{name}|i")) else {
-            continue;
-        };
-        let values = patch.tensor(&format!("{name}|v")).unwrap();
-        let width = values.data().len() / values.shape()[0];
+    for (name, changes) in &patch.tensors {
+        let tensor = checkpoint.tensors.get_mut(name).unwrap();
         let mut bytes = tensor.bytes.to_vec();
-        for (index, value) in indices.data().chunks_exact(8).zip(values.data().chunks_exact(width)) {
-            let index = i64::from_le_bytes(index.try_into().unwrap()) as usize;
+        let width = changes.values.bytes.len() / changes.count();
+        for (index, value) in changes.indices().zip(changes.values.bytes.chunks_exact(width)) {
             bytes[index * width..][..width].copy_from_slice(value);
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
@@ -176,8 +176,11 @@ fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
     checkpoint
 }
 
-async fn finish(State(engine): State<Engine>, Json(body): Json<Value>) -> Json<Value> {
-    engine.held().name = body["weight_version"].as_str().unwrap().into();
+async fn finish(State(engine): State<Engine>, body: Bytes) -> Json<Value> {
+    // without a body it ends what was begun before the pause
+    if let Ok(body) = serde_json::from_slice::<Value>(&body) {
+        engine.held().name = body["weight_version"].as_str().unwrap().into();
+    }
     Json(json!({}))
 }
 

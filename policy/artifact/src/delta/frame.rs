@@ -97,7 +97,7 @@ pub(crate) fn digest(bytes: &[u8]) -> u128 {
 }
 
 /// Appends the indices of the weights that differ.
-pub(super) fn differing(width: usize, old: &[u8], new: &[u8], out: &mut Vec<u32>) {
+pub(crate) fn differing(width: usize, old: &[u8], new: &[u8], out: &mut Vec<u32>) {
     let isa = simd::best();
     match width {
         1 => simd::differing::<1>(isa, old, new, out),

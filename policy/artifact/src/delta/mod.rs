@@ -53,6 +53,7 @@ use frame::WEIGHTS;
 pub use encode::{Changes, encode, encode_changes};
 pub use files::{DeltaHead, PREFIX_BYTES};
 pub use frame::Change;
+pub(crate) use frame::differing;
 pub use frame_reader::{FRAME_WEIGHTS, FrameReader, encode_payload, frame_hash, tensor_digest};
 pub use patch::{Patch, PatchState};
 pub use shards::{

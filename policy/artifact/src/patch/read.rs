@@ -25,8 +25,8 @@ pub struct Contents {
 pub struct Changes {
     /// Shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// Where: I64 `[k]`, flat, ascending, each below the number of weights.
-    pub indices: TensorData,
+    /// U32 `[k]`: the flat index of the first one, then the gap to the next. All lie in the shape.
+    gaps: TensorData,
     /// What is there now: `[k]`, in the dtype of the whole tensor.
     pub values: TensorData,
 }
@@ -82,7 +82,7 @@ impl Contents {
         for (name, shape) in shapes {
             let changes = Changes {
                 shape,
-                indices: tensor(&format!("{name}|i"))?,
+                gaps: tensor(&format!("{name}|g"))?,
                 values: tensor(&format!("{name}|v"))?,
             };
             if let Err(reason) = changes.check() {
@@ -100,41 +100,49 @@ impl Contents {
 
     /// Weights that it changes.
     pub fn weights(&self) -> u64 {
-        self.tensors.values().map(|changes| changes.indices.elements()).sum()
+        self.tensors.values().map(|changes| changes.values.elements()).sum()
     }
 }
 
 impl Changes {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.gaps.shape[0]
+    }
+
+    /// Where they are, flat, ascending.
+    pub fn indices(&self) -> impl Iterator<Item = usize> {
+        let gaps = self.gaps.bytes.as_chunks().0.iter();
+        gaps.scan(0, |last, gap| {
+            *last += u32::from_le_bytes(*gap) as usize;
+            Some(*last)
+        })
+    }
+
     fn check(&self) -> Result<(), &'static str> {
-        let (indices, values) = (&self.indices, &self.values);
-        if indices.dtype != Dtype::I64 || indices.shape.len() != 1 {
-            return Err("its indices are not one row of I64");
+        let (gaps, values) = (&self.gaps, &self.values);
+        if gaps.dtype != Dtype::U32 || gaps.shape.len() != 1 {
+            return Err("its gaps are not one row of U32");
         }
-        let count = indices.shape[0];
+        let count = gaps.shape[0];
         // a byte counts as a weight where a weight is narrower
-        if values.shape != indices.shape || values.bytes.len() != count * weight_bytes(values.dtype) {
-            return Err("it has not one value for each index");
+        if values.shape != gaps.shape || values.bytes.len() != count * weight_bytes(values.dtype) {
+            return Err("it has not one value for each gap");
         }
         let size = self
             .shape
             .iter()
             .try_fold(1_usize, |size, &extent| size.checked_mul(extent));
-        let size = size.and_then(|size| i64::try_from(size).ok());
+        let size = size.filter(|&size| i64::try_from(size).is_ok());
         let size = size.ok_or("its shape is too large")?;
-        let mut next = 0;
-        for index in indices.bytes.as_chunks().0 {
-            let index = i64::from_le_bytes(*index);
-            if index < next {
-                return Err("its indices do not ascend");
-            }
-            if index >= size {
-                return Err("an index is outside of its shape");
-            }
-            next = index + 1;
+        let zero = |gap: &&[u8; 4]| **gap == [0; 4];
+        if gaps.bytes.as_chunks().0.iter().skip(1).any(|gap| zero(&gap)) {
+            return Err("it changes a weight twice");
         }
-        match count {
-            0 => Err("it changes nothing"),
-            _ => Ok(()),
+        match self.indices().last() {
+            None => Err("it changes nothing"),
+            Some(last) if last >= size => Err("an index is outside of its shape"),
+            Some(_) => Ok(()),
         }
     }
 }
@@ -164,7 +172,7 @@ mod tests {
         between(&old, &new).unwrap().file.into()
     }
 
-    type Change<'a> = &'a dyn Fn(&mut HashMap<String, String>, &mut Vec<i64>);
+    type Change<'a> = &'a dyn Fn(&mut HashMap<String, String>, &mut Vec<u32>);
 
     /// A patch of the tensor `a` with the shape [2, 2], with a digest that fits.
     fn written(change: Change<'_>) -> Bytes {
@@ -178,11 +186,11 @@ mod tests {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
-        let mut indices = vec![1, 3];
-        change(&mut metadata, &mut indices);
-        let indices: Vec<u8> = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+        let mut gaps = vec![1, 2];
+        change(&mut metadata, &mut gaps);
+        let gaps: Vec<u8> = gaps.iter().flat_map(|gap| gap.to_le_bytes()).collect();
         let parts = [
-            ("a|i", super::super::Part::new(Dtype::I64, indices.len() / 8, indices)),
+            ("a|g", super::super::Part::new(Dtype::U32, gaps.len() / 4, gaps)),
             ("a|v", super::super::Part::new(Dtype::BF16, 2, vec![1, 2, 3, 4])),
         ];
         let mut file = safetensors::serialize(parts, Some(metadata)).unwrap();
@@ -204,6 +212,7 @@ mod tests {
             (a.shape.as_slice(), &a.values.bytes[..]),
             (&[2, 2][..], &[9, 0, 8, 0][..])
         );
+        assert_eq!(a.indices().collect::<Vec<_>>(), [1, 3]);
         assert!(file.as_ptr_range().contains(&a.values.bytes.as_ptr()));
         let one = checkpoint(&[("a", &[1, 2])]);
         let empty = between(&one, &one).unwrap().file.into();
@@ -236,11 +245,11 @@ mod tests {
         let set = |key: &'static str, value: &'static str| {
             refused(&move |metadata, _| drop(metadata.insert(key.into(), value.into())))
         };
-        assert!(set("format", "springtide-patch-2").contains("same release"));
+        assert!(set("format", "springtide-patch-1").contains("same release"));
         assert!(set("from", "aa").contains("64 lowercase"));
         assert!(set("shapes", "[]").contains("shapes"));
         assert!(set("shapes", "{}").contains("every tensor"));
-        assert!(set("shapes", r#"{"b":[2,2]}"#).contains("b|i"));
+        assert!(set("shapes", r#"{"b":[2,2]}"#).contains("b|g"));
         assert!(set("shapes", r#"{"a":[3]}"#).contains("outside"));
         assert!(set("shapes", r#"{"a":[4294967296,4294967296]}"#).contains("too large"));
         assert!(set("new", "").contains("`new` is unknown"));
@@ -248,10 +257,9 @@ mod tests {
             let error = refused(&|metadata, _| drop(metadata.remove(key)));
             assert!(error.contains(&format!("`{key}` is missing")), "{error}");
         }
-        assert!(refused(&|_, indices| *indices = vec![3, 1]).contains("ascend"));
-        assert!(refused(&|_, indices| *indices = vec![1, 1]).contains("ascend"));
-        assert!(refused(&|_, indices| *indices = vec![-1, 1]).contains("ascend"));
-        assert!(refused(&|_, indices| *indices = vec![1, 4]).contains("outside"));
-        assert!(refused(&|_, indices| *indices = vec![1]).contains("one value for each"));
+        assert!(refused(&|_, gaps| *gaps = vec![3, 0]).contains("twice"));
+        assert!(refused(&|_, gaps| *gaps = vec![1, 3]).contains("outside"));
+        assert!(refused(&|_, gaps| *gaps = vec![u32::MAX, u32::MAX]).contains("outside"));
+        assert!(refused(&|_, gaps| *gaps = vec![1]).contains("one value for each"));
     }
 }

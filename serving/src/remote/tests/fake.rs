@@ -42,6 +42,8 @@ pub(crate) struct Held {
     pub(crate) updates: Vec<&'static str>,
     /// How it was paused for them.
     pub(crate) pauses: Vec<String>,
+    /// Patches that it was to read before the pause, and those of them that it has read then.
+    pub(crate) staged: [usize; 2],
     /// Tokens that it sampled.
     pub(crate) sampled: usize,
     /// Answers that are being sampled.
@@ -87,6 +89,7 @@ impl Fake {
             faults: Faults::default(),
             updates: Vec::new(),
             pauses: Vec::new(),
+            staged: [0, 0],
             sampled: 0,
             conflicts: 0,
             salts: Vec::new(),
@@ -167,11 +170,23 @@ async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
 async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
     let info = &body["update_info"];
     let mut held = fake.held();
+    if let Some(path) = info["stage"].as_str() {
+        held.staged[0] += 1;
+        let file = Flock::lock(File::open(path).unwrap(), FlockArg::LockShared).unwrap();
+        let reading = fake.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            reading.held().staged[1] += 1;
+            drop(file);
+        });
+        return Ok(Json(json!({})));
+    }
     let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
         (Some(path), _) => {
             if info["from"] != held.checkpoint.root().to_string() {
                 return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
             }
+            assert_eq!(held.staged[0], held.staged[1], "a patch is read before the pause");
             ("patch", held.faults.ignores_patches, patched(&held.checkpoint, path))
         }
         (None, Some(folder)) => {
@@ -190,17 +205,13 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
 
 fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
     let file = std::fs::read(path).unwrap();
-    let patch = SafeTensors::deserialize(&file).unwrap();
+    let patch = Contents::from_bytes(&file.into()).unwrap();
     let mut checkpoint = checkpoint.clone();
-    for (name, tensor) in &mut checkpoint.tensors {
-        let Ok(indices) = patch.tensor(&format!("{name}|i")) else {
-            continue;
-        };
-        let values = patch.tensor(&format!("{name}|v")).unwrap();
-        let width = values.data().len() / values.shape()[0];
+    for (name, changes) in &patch.tensors {
+        let tensor = checkpoint.tensors.get_mut(name).unwrap();
         let mut bytes = tensor.bytes.to_vec();
-        for (index, value) in indices.data().chunks_exact(8).zip(values.data().chunks_exact(width)) {
-            let index = i64::from_le_bytes(index.try_into().unwrap()) as usize;
+        let width = changes.values.bytes.len() / changes.count();
+        for (index, value) in changes.indices().zip(changes.values.bytes.chunks_exact(width)) {
             bytes[index * width..][..width].copy_from_slice(value);
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
@@ -208,8 +219,11 @@ fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
     checkpoint
 }
 
-async fn finish(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Json<Value> {
-    fake.held().name = body["weight_version"].as_str().unwrap().into();
+async fn finish(Extract(fake): Extract<Fake>, body: axum::body::Bytes) -> Json<Value> {
+    // without a body it ends what was begun before the pause
+    if let Ok(body) = serde_json::from_slice::<Value>(&body) {
+        fake.held().name = body["weight_version"].as_str().unwrap().into();
+    }
     Json(json!({}))
 }
 

@@ -145,9 +145,36 @@ impl Change {
                     None
                 }
             };
-            Ok(Prepared { files, patch })
+            anyhow::Ok(Prepared { files, patch })
         });
-        written.await.context("the writing thread")?
+        let prepared = written.await.context("the writing thread")??;
+        let Prepared {
+            files,
+            patch: Some((from, _)),
+        } = &prepared
+        else {
+            return Ok(prepared);
+        };
+        let Err(error) = self.stage(files, from).await else {
+            return Ok(prepared);
+        };
+        let (error, engine) = (format!("{error:#}"), self.pool.client(self.engine).url());
+        tracing::warn!(engine, error, "the engine has not read a patch; all weights are loaded");
+        metrics::counter!("springtide_remote_patches_failed_total").increment(1);
+        let (whole, files) = (self.checkpoint.clone(), files.clone());
+        let writing = files.clone();
+        let written = tokio::task::spawn_blocking(move || writing.write_folder(&whole));
+        written.await.context("the writing thread")??;
+        Ok(Prepared { files, patch: None })
+    }
+
+    /// The engine reads the patch while it answers.
+    async fn stage(&self, files: &WeightFiles, from: &str) -> anyhow::Result<()> {
+        let client = self.pool.client(self.engine);
+        client.stage(&files.patch, from, &self.version.root.to_string()).await?;
+        let limit = Duration::from_millis(self.options.timeout_ms);
+        let read = tokio::time::timeout(limit, files.patch_is_read()).await;
+        read.context("it took too long")?
     }
 
     /// An engine that reads text itself has read its tokenizer, templates and end tokens when it started.

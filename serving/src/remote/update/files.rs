@@ -14,6 +14,7 @@
 
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::Uid;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -21,11 +22,13 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Begins the names of the folders of processes. Nothing else is ever removed.
 const PREFIX: &str = "weights-";
 const LOCK: &str = "lock";
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 const FOLDER_MODE: u32 = 0o750;
 const FILE_MODE: u32 = 0o640;
 
@@ -85,6 +88,20 @@ impl WeightFiles {
     pub fn write_patch(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let written = create(&self.patch).and_then(|mut file| file.write_all(bytes));
         written.with_context(|| format!("write {}", self.patch.display()))
+    }
+
+    /// Waits until nobody has a lock on the patch: its readers hold one until they have read it.
+    pub async fn patch_is_read(&self) -> anyhow::Result<()> {
+        let file = File::open(&self.patch).with_context(|| format!("open {}", self.patch.display()))?;
+        let mut waiting = file;
+        loop {
+            match Flock::lock(waiting, FlockArg::LockExclusiveNonblock) {
+                Ok(_) => return Ok(()),
+                Err((file, Errno::EWOULDBLOCK)) => waiting = file,
+                Err((_, error)) => return Err(error).with_context(|| format!("lock {}", self.patch.display())),
+            }
+            tokio::time::sleep(LOCK_CHECK_INTERVAL).await;
+        }
     }
 
     /// Writes a Hugging Face folder. Its group may read it.
