@@ -28,8 +28,9 @@ pub(crate) struct Cohort {
     members: BTreeMap<Trajectory, Member>,
     /// Rewards of trajectories without a gradient that it did not need while it waited for others.
     left_out: Vec<f64>,
-    /// Trained ones of its members.
+    /// Trained ones of its members, and those of them that an older version sampled.
     tokens: usize,
+    stale_tokens: usize,
     started: Instant,
     first_arrived: Option<Instant>,
     last_joined: Option<Instant>,
@@ -61,6 +62,7 @@ impl Cohort {
             members: BTreeMap::new(),
             left_out: vec![],
             tokens: 0,
+            stale_tokens: 0,
             started: Instant::now(),
             first_arrived: None,
             last_joined: None,
@@ -75,6 +77,10 @@ impl Cohort {
     /// How many trained tokens they have.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    pub fn stale_tokens(&self) -> usize {
+        self.stale_tokens
     }
 
     /// How many trajectories make it full: `cohort_size`, or those that it has if it has enough tokens or
@@ -123,6 +129,9 @@ impl Cohort {
             member.turns.insert(position, sample.turn.clone());
             member.class.clone_from(&sample.class);
             self.tokens += sample.trained_tokens();
+            if sample.staleness > 0 {
+                self.stale_tokens += sample.trained_tokens();
+            }
             member.reward = sample.reward;
             member.informative |= is_informative(sample, advantage);
         }
@@ -218,6 +227,18 @@ mod tests {
         cohort.leave_out(vec![0.0; 5]);
         assert_eq!(cohort.rewards(), [0.75, 0.0, -0.25, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(cohort.len(), 3);
+    }
+
+    #[test]
+    fn tokens_of_older_versions_are_counted() {
+        let mut cohort = Cohort::new();
+        let stale = Sample {
+            staleness: 2,
+            ..sample(6, 0.5)
+        };
+        cohort.join([(&sample(2, 0.5), 0.5), (&stale, 0.5)]);
+        let tokens = stale.trained_tokens();
+        assert_eq!((cohort.tokens(), cohort.stale_tokens()), (2 * tokens, tokens));
     }
 
     #[test]

@@ -182,6 +182,7 @@ impl Executor<'_> {
             trajectories: self.cohort.len(),
             sequences: self.cohort.generations().len(),
             tokens: self.cohort.tokens(),
+            stale_tokens: self.cohort.stale_tokens(),
             wait: timings.wait,
             collect: timings.collect,
         };
@@ -262,6 +263,7 @@ impl Executor<'_> {
         };
         let mut measured = serde_json::to_value(&metrics)?;
         measured["notes"] = ready.notes;
+        measured["stale"]["tokens"] = ready.stale_tokens.into();
         measured["timings"] = serde_json::to_value(timings)?;
         // how long nobody worked on the full cohort
         measured["timings"]["idle"] = seconds(times.filled_at, times.leased_at).into();

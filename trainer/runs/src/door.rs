@@ -88,8 +88,10 @@ pub struct Ready {
     pub reward_std: f64,
     pub trajectories: usize,
     pub sequences: usize,
-    /// Trained ones.
+    /// Trained ones, and those of them that a version before the parent sampled.
     pub tokens: usize,
+    #[serde(default)]
+    pub stale_tokens: usize,
     /// Seconds from the version before to the first trajectory, and from then until it was full.
     pub wait: f64,
     pub collect: f64,
