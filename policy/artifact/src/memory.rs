@@ -151,7 +151,7 @@ impl InFile {
 }
 
 impl Drop for InFile {
-    /// Gives the disk back, which the file does when its last range is dropped.
+    /// Gives the range's disk back at once. The file goes with its last range.
     fn drop(&mut self) {
         use nix::sys::mman::{MmapAdvise, madvise};
         if let Some(start) = std::ptr::NonNull::new(self.bytes_mut().as_mut_ptr().cast()) {

@@ -161,11 +161,15 @@ impl Change {
         let (error, engine) = (format!("{error:#}"), self.pool.client(self.engine).url());
         tracing::warn!(engine, error, "the engine has not read a patch; all weights are loaded");
         metrics::counter!("springtide_remote_patches_failed_total").increment(1);
-        let (whole, files) = (self.checkpoint.clone(), files.clone());
-        let writing = files.clone();
-        let written = tokio::task::spawn_blocking(move || writing.write_folder(&whole));
-        written.await.context("the writing thread")??;
+        self.write_folder(files).await?;
+        let files = files.clone();
         Ok(Prepared { files, patch: None })
+    }
+
+    async fn write_folder(&self, files: &Arc<WeightFiles>) -> anyhow::Result<()> {
+        let (whole, files) = (self.checkpoint.clone(), files.clone());
+        let written = tokio::task::spawn_blocking(move || files.write_folder(&whole));
+        written.await.context("the writing thread")?
     }
 
     /// The engine reads the patch while it answers.
@@ -254,9 +258,7 @@ impl Change {
                     self.pool.update_failed(self.engine);
                 }
             }
-            let (whole, files) = (self.checkpoint.clone(), files.clone());
-            let written = tokio::task::spawn_blocking(move || files.write_folder(&whole));
-            written.await.context("the writing thread")??;
+            self.write_folder(&files).await?;
         }
         // whatever still runs may have been sampled with wrong weights
         client
