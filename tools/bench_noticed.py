@@ -6,6 +6,7 @@ size, for each bound of `probe_error_max`. Compares as followers do: up to the f
 
 import argparse
 import json
+import math
 import pathlib
 
 import torch
@@ -38,8 +39,10 @@ def main() -> None:
             with torch.no_grad():
                 matrix.copy_(kept)
         found = {str(bound): sum(value > bound for value in differences) / len(differences) for bound in BOUNDS}
-        rows[kind] = {"noticed": found, "median": sorted(differences)[len(differences) // 2], "largest": max(differences)}
-        print(f"{kind:40} median {rows[kind]['median']:.1e} nats, noticed at {found}", flush=True)
+        median = sorted(differences)[len(differences) // 2]
+        # null: too few tokens can be compared
+        rows[kind] = {"noticed": found, "median": median if math.isfinite(median) else None}
+        print(f"{kind:40} median {median:.1e} nats, noticed at {found}", flush=True)
     report = {"model": str(args.model), "draws": args.draws, "rows": rows}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=1) + "\n")
