@@ -2,16 +2,20 @@
 //! they start.
 
 use std::{
+    collections::HashSet,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     ops::Range,
+    sync::{LazyLock, Mutex, PoisonError},
 };
 
 use anyhow::{Context, ensure};
 use rand::Rng;
 
 /// Below Linux's ephemeral ports (32768 and up). Between choosing and binding a port, only another
-/// caller of [`free_ports`] could take it.
+/// process that calls [`free_ports`] could take it.
 const PORTS: Range<u16> = 20_000..32_768;
+/// Ports that this process was given. Their users may not have bound them yet.
+static GIVEN: LazyLock<Mutex<HashSet<u16>>> = LazyLock::new(Mutex::default);
 /// Ports that are tried before giving up.
 const TRIES_MAX: usize = 1000;
 
@@ -25,24 +29,22 @@ pub fn check(address: SocketAddr, auth_required: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns `N` different loopback ports that were free a moment ago.
+/// Returns `N` different loopback ports that were free a moment ago. Never returns a port twice in
+/// one process.
 pub fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
     let mut rng = rand::rng();
-    // All listeners stay open until the last port is chosen, so no port is chosen twice.
-    let held: Vec<TcpListener> = (0..TRIES_MAX)
-        .filter_map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, rng.random_range(PORTS))).ok())
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let ports: Vec<u16> = (0..TRIES_MAX)
+        .map(|_| rng.random_range(PORTS))
+        .filter(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() && given.insert(port))
         .take(N)
         .collect();
-    ensure!(
-        held.len() == N,
-        "found only {} of {N} free ports on 127.0.0.1 in {PORTS:?} after {TRIES_MAX} tries",
-        held.len()
-    );
-    let mut ports = [0; N];
-    for (port, listener) in ports.iter_mut().zip(&held) {
-        *port = listener.local_addr().context("read local address")?.port();
-    }
-    Ok(ports)
+    ports.as_slice().try_into().with_context(|| {
+        format!(
+            "found only {} of {N} free ports on 127.0.0.1 in {PORTS:?} after {TRIES_MAX} tries",
+            ports.len()
+        )
+    })
 }
 
 #[cfg(test)]

@@ -87,9 +87,13 @@ fn psql(place: &Place, arguments: &[&str]) -> Output {
     .unwrap();
     let libraries = libraries.map(|entry| entry.unwrap().path());
     let psql = postgres.join("bin/psql");
-    for file in libraries.chain([psql]) {
-        fs::copy(&file, open.path().join(file.file_name().unwrap())).unwrap();
-    }
+    // By another process: a file that this one has open for writing while another test starts a
+    // program cannot be executed until that program runs ("Text file busy").
+    let copied = Command::new("cp")
+        .args(libraries.chain([psql]))
+        .arg(open.path())
+        .status();
+    assert!(copied.unwrap().success());
     let libraries = format!("LD_LIBRARY_PATH={}", open.path().display());
     let psql = open.path().join("psql").display().to_string();
     let port = place.ports[4].to_string();
