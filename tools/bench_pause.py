@@ -10,7 +10,6 @@ those after all weights of the same version were loaded.
 
 import argparse
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -29,10 +28,10 @@ import urllib.request
 from springtide import Checkpoint, Patch
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "tests/engines"))
+from follower import Exchange, Follower  # noqa: E402
 from patch import Vllm, send  # noqa: E402
 
 PORT = 8130
-SHARED_MEMORY = pathlib.Path("/dev/shm/springtide-pause")
 MAX_TOKENS = 64
 
 
@@ -47,19 +46,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, required=True)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work, shared_memory(), server(args):
-        report = measure(args, pathlib.Path(work))
+    with tempfile.TemporaryDirectory() as work, Follower() as follower, server(args):
+        report = measure(args, pathlib.Path(work), follower)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def shared_memory():
-    SHARED_MEMORY.mkdir(mode=0o750)
-    try:
-        yield
-    finally:
-        shutil.rmtree(SHARED_MEMORY)
 
 
 @contextlib.contextmanager
@@ -101,17 +91,13 @@ def changed(model: pathlib.Path, folder: pathlib.Path, part: float, seed: int) -
             at += len(block)
 
 
-def measure(args: argparse.Namespace, work: pathlib.Path) -> dict:
+def measure(args: argparse.Namespace, work: pathlib.Path, follower: Follower) -> dict:
     changed(args.model, work / "next", args.changed, args.seed)
     folders = [args.model, work / "next"]
     versions = [Checkpoint.open(folder) for folder in folders]
     roots = [version.root() for version in versions]
-    files, weights = {}, 0
-    for start, end in [(0, 1), (1, 0), (0, 0), (1, 1)]:
-        files[start, end] = SHARED_MEMORY / f"{start}-{end}.safetensors"
-        patch = Patch.between(versions[start], versions[end])
-        patch.write(files[start, end])
-        weights = max(weights, patch.weights)
+    pairs = [(0, 1), (1, 0), (0, 0), (1, 1)]
+    patches = {pair: Patch.between(*(versions[at] for at in pair)) for pair in pairs}
     engine = Vllm(f"http://127.0.0.1:{PORT}")
     refused = engine.folder(args.model, roots[0], "0")
     if refused:
@@ -124,13 +110,17 @@ def measure(args: argparse.Namespace, work: pathlib.Path) -> dict:
     for number in range(2 * args.updates):
         # an update, and one that changes nothing
         end = holds if number % 2 else 1 - holds
-        times = update(engine.url, files[holds, end], roots[holds], roots[end], str(number))
+        exchange = Exchange(patches[holds, end], versions[end])
+        times = update(engine.url, follower.open(exchange), exchange, roots[holds], roots[end], str(number))
         rows.append({"changes": end != holds, **times})
         holds = end
         time.sleep(0.5)
     stop.set()
     for stream in streams:
         stream.join()
+    began, exchange = time.monotonic(), Exchange(None, versions[holds])
+    wrong = engine.prove(follower.open(exchange), exchange, roots[holds])
+    proof = {"seconds": time.monotonic() - began, "workers": len(wrong), "wrong": wrong}
     served = engine.logprobs()
     refused = engine.folder(folders[holds], roots[holds], "last")
     if refused:
@@ -142,8 +132,10 @@ def measure(args: argparse.Namespace, work: pathlib.Path) -> dict:
     report = {
         "tensor_parallel": args.tensor_parallel,
         "total_weights": sum(math.prod(versions[0][name].shape) for name in versions[0]),
-        "changed_weights": weights,
-        "patch_bytes": files[0, 1].stat().st_size,
+        "changed_weights": patches[0, 1].weights,
+        "patch_bytes": len(patches[0, 1].to_bytes()),
+        "bytes_of_each_worker": rows[0]["bytes"],
+        "proof": proof,
         "updates": args.updates,
         "pause_ms": spread(pauses),
         "pause_of_nothing_ms": spread(own),
@@ -160,7 +152,7 @@ def measure(args: argparse.Namespace, work: pathlib.Path) -> dict:
     return report
 
 
-def update(url: str, file: pathlib.Path, start: str, end: str, name: str) -> dict:
+def update(url: str, patch: str, exchange: Exchange, start: str, end: str, name: str) -> dict:
     times = {}
 
     def timed(what: str, path: str, body=None) -> None:
@@ -170,19 +162,20 @@ def update(url: str, file: pathlib.Path, start: str, end: str, name: str) -> dic
 
     began = time.monotonic()
     send(f"{url}/start_weight_update")
-    send(f"{url}/update_weights", {"update_info": {"stage": str(file), "from": start, "to": end}})
+    send(f"{url}/update_weights", {"update_info": {"stage": patch, "from": start, "to": end}})
     send(f"{url}/finish_weight_update", {})
-    with file.open("rb") as read:
-        fcntl.flock(read, fcntl.LOCK_EX)  # its readers have a shared one
+    ended = exchange.wait()
+    if {*ended} != {"ready"}:
+        sys.exit(f"not ready: {ended}")
     times["stage"] = 1e3 * (time.monotonic() - began)
     began = time.monotonic()
     timed("command", "/pause?mode=keep&clear_cache=true")
     timed("start", "/start_weight_update")
-    timed("update", "/update_weights", {"update_info": {"patch": str(file), "from": start, "to": end}})
+    timed("update", "/update_weights", {"update_info": {"patch": patch, "from": start, "to": end}})
     timed("finish", "/finish_weight_update", {"weight_version": name})
     timed("resume", "/resume")
     times["pause"] = 1e3 * (time.monotonic() - began)
-    return times
+    return times | {"bytes": [*exchange.bytes.values()]}
 
 
 class Load:

@@ -22,6 +22,25 @@ TORCH_ONLY = {
 }
 
 
+# What both have.
+BOTH = {
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def torch_dtype(name: str) -> Any:
+    """Torch's dtype of a checkpoint's. Raises `ValueError` if it has none."""
+    import torch
+
+    _, ours = TORCH_ONLY.get(name, (None, BOTH.get(name)))
+    if ours is None:
+        raise ValueError(f"torch has no dtype {name}")
+    return getattr(torch, ours)
+
+
 def to_numpy(tensor: Tensor) -> npt.NDArray[np.generic]:
     """`Tensor.numpy`."""
     import numpy as np

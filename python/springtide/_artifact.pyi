@@ -92,6 +92,11 @@ class Patch:
     def read(path: str | PathLike[str]) -> Patch:
         """Reads a file and checks all of it: format, digest, and every index."""
     @staticmethod
+    def from_bytes(file: bytes) -> Patch:
+        """The same of the bytes of a file."""
+    def of_worker(self, parts: str, /) -> bytes:
+        """The bytes of the patch of one worker of an engine. `parts`: what it holds, as JSON."""
+    @staticmethod
     def between(old: Checkpoint, new: Checkpoint) -> Patch:
         """The weights in which `new` differs from `old`.
 

@@ -1,32 +1,71 @@
-"""What the plugins for engines share: new weights are read and checked before any is written."""
+"""What the plugins for engines share: what a worker asks its follower, and weights that are read and checked before any
+is written."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
 
 from springtide._artifact import ArtifactError, Checkpoint, Patch
 
+#: Seconds without a byte from the follower.
+TIMEOUT = 60
 
-def stage_patch(
-    path: str | os.PathLike[str],
-    holds: str | None,
-    start: str | None = None,
-    end: str | None = None,
-) -> Patch:
-    """Reads the patch that an engine with the version `holds` (None: unknown) is to apply.
 
-    `start` and `end` are what the patch should lead from and to, if the caller says so. Versions
-    are content hashes in hex. Raises `ArtifactError` or `OSError`; then nothing has changed.
+class Follower:
+    """What one worker asks during one update. The follower (`serve` or `follow`) made the URL for it.
+
+    Raises `ArtifactError` with the follower's reason, and `OSError` if it does not answer.
     """
-    if start is not None and start != holds:
-        # before the file is read: the caller may have removed it
-        raise _other_version(holds, start)
-    patch = Patch.read(path)
-    if start not in (None, patch.from_root) or end not in (None, patch.to_root):
-        raise ArtifactError(f"{path} leads from {patch.from_root} to {patch.to_root}, not from {start} to {end}")
-    if patch.from_root != holds:
-        raise _other_version(holds, patch.from_root)
-    return patch
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        worker = f"{socket.gethostname()}-{os.getpid()}"
+        self._query = "?" + urllib.parse.urlencode({"worker": worker})
+        # it is in the cluster, never behind a proxy
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def versions(self) -> dict[str, Any]:
+        """The content hashes `from` and `to`, the names `changed`, and `tensors`: dtype and shape by name. From now on
+        the follower waits for this worker."""
+        versions: dict[str, Any] = json.loads(self._send("", None))
+        return versions
+
+    def patch(self, parts: list[dict[str, Any]], versions: dict[str, Any]) -> Patch:
+        """What changes in these parts. Its tensors are named by their numbers."""
+        patch = Patch.from_bytes(self._send("/patch", parts))
+        if (patch.from_root, patch.to_root) != (versions["from"], versions["to"]):
+            raise ArtifactError(f"the patch leads from {patch.from_root} to {patch.to_root}")
+        return patch
+
+    def end(self, failed: str | None = None) -> None:
+        """The worker is ready, or why it is not."""
+        self._send("/end", {"failed": failed})
+
+    def held(self, parts: list[dict[str, Any]]) -> None:
+        """What the worker holds: parts with the `sha256` of each."""
+        self._send("/held", parts)
+
+    def _send(self, what: str, body: Any) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + what + self._query, data, {"content-type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=TIMEOUT) as answer:
+                received: bytes = answer.read()
+                return received
+        except urllib.error.HTTPError as refused:
+            raise ArtifactError(f"the follower refuses: {refused.read(1000).decode(errors='replace')}") from refused
+
+
+def check_start(holds: str | None, start: str | None) -> None:
+    """Raises `ArtifactError` unless the version `holds` (None: unknown) is the one that a patch starts from."""
+    if start is None or start != holds:
+        raise ArtifactError(f"the server holds version {holds}, and the patch starts from {start}: load a folder first")
 
 
 def stage_folder(path: str | os.PathLike[str], end: str | None = None) -> Checkpoint:
@@ -38,7 +77,3 @@ def stage_folder(path: str | os.PathLike[str], end: str | None = None) -> Checkp
     if end is not None:
         checkpoint.verify(end)
     return checkpoint
-
-
-def _other_version(holds: str | None, start: str) -> ArtifactError:
-    return ArtifactError(f"the server holds version {holds}, and the patch starts from {start}: load a folder first")

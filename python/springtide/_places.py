@@ -1,22 +1,32 @@
 """Where an engine keeps the weights of a checkpoint, as the engine's own loader says.
 
 The loader gets tensors without values. Each copy of a part of one into a parameter is noted, and not done: so it is
-known where each weight lies, also in fused, sliced and transposed parameters and in experts. A patch then becomes
-positions in this worker's memory before anything is written. A loader that does more than copy takes no patch.
+known where each weight lies, also in fused, sliced and transposed parameters and in experts. The follower is told, and
+makes of a patch positions in this worker's memory before anything is written. A loader that does more than copy takes no
+patch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from springtide._artifact import ArtifactError, Patch
+from springtide._arrays import torch_dtype
+from springtide._artifact import ArtifactError, Changes, Patch
 
 if TYPE_CHECKING:
     import torch
 
 #: Weights that are copied to a device at once.
 WRITTEN_AT_ONCE = 1 << 22
+#: Weights that are hashed at once.
+HASHED_AT_ONCE = 1 << 24
+
+Axes = tuple[tuple[int, int, int], ...]
 
 
 class Write(NamedTuple):
@@ -33,43 +43,77 @@ class Write(NamedTuple):
             self.memory.index_copy_(0, positions.to(device), values.to(device))
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A part of a checkpoint's tensor, which is a parameter or a part of one."""
 
+    tensor: str
+    #: Of the checkpoint.
+    dtype: torch.dtype
     #: The whole memory of the parameter, flat.
     memory: torch.Tensor
-    #: The part's first weight, in the tensor and in `memory`, and its last one in the tensor.
+    #: The part's first weight, in the tensor and in `memory`.
     first: int
     at: int
-    last: int
     #: Size, and the distance of neighbors in the tensor and in `memory`; the tensor's largest distance first.
-    axes: tuple[tuple[int, int, int], ...]
+    axes: Axes
 
-    def write(self, indices: torch.Tensor, values: torch.Tensor) -> Write | None:
-        """What the tensor's new values are here. The indices ascend."""
-        import torch
+    def place(self) -> dict[str, Any]:
+        """As the follower reads it (`artifact::patch::LocalPart`)."""
+        memory = self.memory.numel()
+        return {"tensor": self.tensor, "first": self.first, "axes": self.axes, "at": self.at, "memory": memory}
 
-        ends = torch.searchsorted(indices, torch.tensor([self.first, self.last + 1]))
-        some = slice(int(ends[0]), int(ends[1]))
-        rest = indices[some] - self.first
-        values = values[some]
-        positions = torch.full_like(rest, self.at)
-        inside = torch.ones_like(rest, dtype=torch.bool)
-        for size, there, here in self.axes:
-            step = rest.div(there, rounding_mode="floor")
-            inside &= step < size
-            positions += step * here
-            rest -= step * there
-        inside &= rest == 0
-        if not bool(inside.all()):
-            positions, values = positions[inside], values[inside]
-        if len(positions) == 0:
-            return None
+    def write(self, changes: Changes) -> Write:
+        """What the follower found to change here."""
+        values = changes.values.torch()
         if values.dtype != self.memory.dtype:
             values = values.to(self.memory.dtype)
-        # bits are copied: no dtype is too narrow for `index_copy_`, and no NaN changes
-        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[self.memory.itemsize]
-        return Write(self.memory.view(bits), positions, values.view(bits).clone())
+        bits = _bits(self.memory)
+        return Write(self.memory.view(bits), changes.indices.torch(), values.view(bits).clone())
+
+    def sha256(self, stops: Callable[[], bool]) -> str:
+        """Of the weights in the tensor's order. Raises `ArtifactError` once it `stops`."""
+        import torch
+
+        hasher = hashlib.sha256()
+        for axes, at in _pieces(self.axes, self.at):
+            if stops():
+                raise ArtifactError("the weights are changed again")
+            piece = self.memory.as_strided([size for size, _, _ in axes], [here for _, _, here in axes], at)
+            piece = piece.contiguous().cpu().reshape(-1)
+            weights = piece.to(self.dtype)
+            if not weights.to(piece.dtype).equal(piece):
+                hasher.update(b"a weight that the checkpoint's dtype does not have")
+            hasher.update(weights.view(torch.uint8).numpy())
+        return hasher.hexdigest()
+
+    def is_exact(self) -> bool:
+        """Whether its memory can hold each value of the checkpoint's dtype."""
+        import torch
+
+        wide = (torch.float32, torch.float64)
+        narrow = (torch.bfloat16, torch.float16)
+        return self.memory.dtype == self.dtype or self.memory.dtype in wide and self.dtype in narrow
+
+
+def _bits(memory: torch.Tensor) -> torch.dtype:
+    """Bits are copied: no dtype is too narrow for `index_copy_`, and no NaN changes."""
+    import torch
+
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[memory.itemsize]
+
+
+def _pieces(axes: Axes, at: int) -> Iterator[tuple[Axes, int]]:
+    """Pieces in order, each of at most `HASHED_AT_ONCE` weights."""
+    if math.prod(size for size, _, _ in axes) <= HASHED_AT_ONCE:
+        yield axes, at
+        return
+    (size, there, here), *inner = axes
+    within = math.prod(size for size, _, _ in inner)
+    step = max(1, HASHED_AT_ONCE // within)
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        piece = ((count, there, here), *inner)
+        yield from _pieces(tuple(inner) if count == 1 else piece, at + start * here)
 
 
 class Places:
@@ -77,36 +121,42 @@ class Places:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._parts: dict[str, list[_Part]] = {}
+        self._parts: dict[str, list[Part]] = {}
+        self._lock = threading.Lock()
 
-    def writes(self, patch: Patch) -> tuple[list[Write], set[str]]:
-        """What a patch changes in this worker, and the names of which this worker has nothing. Nothing is written
-        yet.
+    def parts(self, tensors: dict[str, Any], names: Iterable[str]) -> list[Part]:
+        """Where this worker has the weights of some tensors. `tensors`: dtype and shape of all of them.
 
         Raises `ArtifactError` if the loader does more than copy: only a folder of all weights can be loaded then.
         """
-        new = [name for name in patch if name not in self._parts]
-        if new:
-            self._parts |= _trace(self._model, patch, new)
-        writes, absent = [], set()
-        for name in patch:
-            if not self._parts[name]:
-                absent.add(name)
-                continue
-            changes = patch[name]
-            indices, values = changes.indices.torch(), changes.values.torch()
-            found = (part.write(indices, values) for part in self._parts[name])
-            writes += [write for write in found if write is not None]
-        return writes, absent
+        names = list(names)
+        with self._lock:
+            new = {name: tensors[name] for name in names if name not in self._parts}
+            if new:
+                self._parts |= _trace(self._model, new)
+        return [part for name in names for part in self._parts[name]]
+
+    def held(self, tensors: dict[str, Any], stops: Callable[[], bool]) -> list[dict[str, Any]]:
+        """What this worker holds, with the digest of each part. Those that were rounded as they were loaded are left
+        out."""
+        parts = [part for part in self.parts(tensors, tensors) if part.is_exact()]
+        return [{**part.place(), "sha256": part.sha256(stops)} for part in parts]
 
 
-def _trace(model: Any, patch: Patch, names: list[str]) -> dict[str, list[_Part]]:
+def writes(parts: list[Part], patch: Patch) -> list[Write]:
+    """What a patch for these parts changes. Nothing is written yet."""
+    return [parts[int(number)].write(patch[number]) for number in patch]
+
+
+def _trace(model: Any, forms: dict[str, Any]) -> dict[str, list[Part]]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
-    parts: dict[str, list[_Part]] = {name: [] for name in names}
-    tensors = [(name, torch.empty(patch[name].shape, dtype=patch[name].values.torch().dtype, device="meta")) for name in names]
+    parts: dict[str, list[Part]] = {name: [] for name in forms}
+    tensors = [
+        (name, torch.empty(shape, dtype=torch_dtype(dtype), device="meta")) for name, (dtype, shape) in forms.items()
+    ]
     of_storage = {tensor.untyped_storage()._cdata: (name, tensor.dtype) for name, tensor in tensors}
 
     class Noting(TorchDispatchMode):  # type: ignore[misc]
@@ -120,7 +170,8 @@ def _trace(model: Any, patch: Patch, names: list[str]) -> dict[str, list[_Part]]
                 name, dtype = of_storage.get(args[1].untyped_storage()._cdata, (None, None))
                 if name is None or args[1].dtype != dtype or written.untyped_storage().data_ptr() not in own:
                     raise ArtifactError("a weight is changed before it is copied")
-                parts[name].append(_part(written, args[1]))
+                if written.numel() > 0:
+                    parts[name].append(_part(name, written, args[1]))
                 return written
             if function in (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default) and not any(args[1:]):
                 return written  # what a vocabulary is filled up with is zero already
@@ -138,7 +189,7 @@ def _trace(model: Any, patch: Patch, names: list[str]) -> dict[str, list[_Part]]
     return parts
 
 
-def _part(target: torch.Tensor, source: torch.Tensor) -> _Part:
+def _part(name: str, target: torch.Tensor, source: torch.Tensor) -> Part:
     import torch
 
     same = target.dtype == source.dtype or target.is_floating_point() and source.is_floating_point()
@@ -151,7 +202,5 @@ def _part(target: torch.Tensor, source: torch.Tensor) -> _Part:
         if there < within:
             raise ArtifactError("it reads a weight twice")
         within = there * size
-    first, reach = source.storage_offset(), sum((size - 1) * there for size, there, _ in axes)
     memory = torch.empty(0, dtype=target.dtype, device=target.device).set_(target.untyped_storage())
-    last = first + reach if source.numel() > 0 else first - 1
-    return _Part(memory, first, target.storage_offset(), last, tuple(axes))
+    return Part(name, source.dtype, memory, source.storage_offset(), target.storage_offset(), tuple(axes))

@@ -1,11 +1,11 @@
 """SGLang's loader: applies Springtide's patches to a running server.
 
 SGLang calls `register` by itself once this package is in its environment. `POST
-/update_weights_from_disk` with `"load_format": "springtide"` then takes as `model_path` a patch
-(`artifact::patch`), or a Hugging Face folder of all weights. Other formats load as before.
+/update_weights_from_disk` with `"load_format": "springtide"` then takes as `model_path` the URL at which a
+follower has a patch for each worker, or a Hugging Face folder of all weights. Other formats load as before.
 
-Each worker reads and checks the whole file before it writes the first weight of its own part. A patch is
-refused unless the worker holds the version that it starts from. Written for SGLang 0.5.23.
+Each worker gets and checks its patch before it writes the first weight. A patch is refused unless the worker
+holds the version that it starts from. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from springtide._artifact import ArtifactError
-from springtide._engine import stage_folder, stage_patch
-from springtide._places import Places
+from springtide._engine import Follower, check_start, stage_folder
+from springtide._places import Places, writes
 
 LOAD_FORMAT = "springtide"
 
@@ -71,7 +71,7 @@ def update_from_disk(
 
 
 def update(model: Any, path: str | os.PathLike[str]) -> str:
-    """Gives a model the weights of a folder, or those of a patch. Returns what was done.
+    """Gives a model the weights of a folder, or what a follower has changed. Returns what was done.
 
     Raises `ArtifactError` or `OSError` if nothing has changed. After any other error the weights
     are neither version, and only a folder is taken.
@@ -89,16 +89,21 @@ def update(model: Any, path: str | os.PathLike[str]) -> str:
             model.springtide_holds = model.springtide_places = None
             model.load_weights((name, checkpoint[name].torch()) for name in checkpoint)
         else:
-            patch = stage_patch(path, holds)
-            root, changed = patch.to_root, f"{patch.weights} weights"
+            follower = Follower(str(path))
+            versions = follower.versions()
+            check_start(holds, versions["from"])
             places: Places | None = getattr(model, "springtide_places", None)
             if places is None:
                 places = model.springtide_places = Places(model)
-            writes, absent = places.writes(patch)
+            parts = places.parts(versions["tensors"], versions["changed"])
+            absent = {*versions["changed"]} - {part.tensor for part in parts}
             if absent:
-                raise ArtifactError(f"the loader does not copy {sorted(absent)[0]!r}: load a folder")
+                raise ArtifactError(f"the loader does not copy {min(absent)!r}: load a folder")
+            patch = follower.patch([part.place() for part in parts], versions)
+            root, changed = patch.to_root, f"{patch.weights} weights"
+            changes = writes(parts, patch)
             model.springtide_holds = None
-            for write in writes:
+            for write in changes:
                 write.do()
     model.springtide_holds = root
     done = f"version {root[:12]}: {changed} in {time.perf_counter() - started:.3f} s"

@@ -4,15 +4,15 @@ vLLM loads it by itself once this package is in its environment. Start the serve
 `VLLM_SERVER_DEV_MODE=1` and `--weight-transfer-config '{"backend": "springtide"}'`. `springtide serve`
 then sends `/update_weights` with one of these as `update_info`:
 
-    {"stage": FILE, "from": HASH, "to": HASH}   a file of `artifact::patch`, to be read while requests go on
-    {"patch": FILE, "from": HASH, "to": HASH}   the same file, to be written into the weights
-    {"folder": FOLDER, "to": HASH}              a Hugging Face folder: all weights
+    {"stage": URL, "from": HASH, "to": HASH}   to get a patch while requests go on
+    {"patch": URL, "from": HASH, "to": HASH}   the same patch, to be written into the weights
+    {"folder": FOLDER, "to": HASH}             a Hugging Face folder: all weights
+    {"prove": URL, "to": HASH}                 to say what all weights are, while requests go on
 
-Hashes are content hashes of versions, in hex. Each worker reads and checks the whole file, and keeps what
-changes in its own memory; while it does so it holds a shared lock (flock) on the file. Only if all workers
-of a data-parallel replica accept it is its first weight written. A patch is refused unless the server holds
-the version that it starts from. So a server that was restarted, or whose last update failed, takes a folder
-first.
+Hashes are content hashes of versions, in hex. At a URL each worker asks the follower for what changes in its own
+memory, and checks it (`serving::remote::update::workers`). Only if all workers of a data-parallel replica accept a
+patch is its first weight written. A patch is refused unless the server holds the version that it starts from. So a
+server that was restarted, or whose last update failed, takes a folder first.
 
 After a refusal call `/finish_weight_update` (its answer does not matter) before the next update: vLLM
 ends a refused update only in the worker that reported it.
@@ -20,7 +20,7 @@ ends a refused update only in the worker that reported it.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import math
 import threading
 import time
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from springtide._artifact import ArtifactError, Checkpoint
-from springtide._engine import stage_folder, stage_patch
-from springtide._places import Places, Write
+from springtide._engine import Follower, check_start, stage_folder
+from springtide._places import Places, Write, writes
 
 Result = TypeVar("Result")
 
@@ -39,54 +39,49 @@ class _Patched(NamedTuple):
     """A patch, ready to be written."""
 
     from_root: str
-    #: How many weights change, those of other workers included.
+    #: How many weights of this worker change.
     weights: int
     writes: list[Write]
-    #: Of which tensors it changes this worker has nothing.
-    absent: set[str]
     #: Whether it changes what latent attention keeps a rearranged copy of.
     latent: bool
 
 
-class _Staging(threading.Thread):
-    """Makes a patch ready beside the requests that the worker computes."""
+class _Beside(threading.Thread):
+    """Works for the follower beside the requests that the worker computes."""
 
-    def __init__(self, path: str, start: str, to: str, make: Callable[[], _Patched]) -> None:
-        super().__init__(name="springtide-stage", daemon=True)
-        self.reads = (path, start, to)
-        self._make = make
-        self._made: _Patched | None = None
+    def __init__(self, update: Any, url: str, work: Callable[[Follower, dict[str, Any]], Any]) -> None:
+        super().__init__(name="springtide", daemon=True)
+        self.update = (url, update.start, update.to)
+        self.stopped = threading.Event()
+        self._work, self._follower = work, Follower(url)
+        self._made: Any = None
         self._failed: Exception | None = None
-        # an error is told when the patch is to be written: here it would be one of one worker
+        # an error is told later: here it would be one of one worker
         try:
-            # released with the file: then whoever wrote it knows that it was read
-            self._file = open(path, "rb")
-            fcntl.flock(self._file, fcntl.LOCK_SH)
+            self._versions = self._follower.versions()
+            if self._versions["to"] != update.to:
+                raise ArtifactError(f"the follower has version {self._versions['to']}, not {update.to}")
             self.start()
-        except OSError as error:
+        except Exception as error:
             self._failed = error
 
     def run(self) -> None:
         try:
-            self._made = self._make()
+            self._made = self._work(self._follower, self._versions)
         except Exception as error:
             self._failed = error
-        finally:
-            self._file.close()
+        reason = None if self._failed is None else str(self._failed)
+        # the follower may need no answer any more
+        with contextlib.suppress(ArtifactError, OSError):
+            self._follower.end(reason)
 
-    def patch(self) -> _Patched:
+    def made(self) -> Any:
         """Waits until it is ready."""
         if self.is_alive():
             self.join()
-        if self._made is None:
-            raise self._failed or ArtifactError("the patch was not read")
+        if self._failed is not None:
+            raise self._failed
         return self._made
-
-
-def _refuse(nowhere: set[str]) -> bool:
-    if nowhere:
-        raise ArtifactError(f"no worker's loader copies {sorted(nowhere)[0]!r}: load a folder")
-    return True
 
 
 def register() -> None:
@@ -126,6 +121,7 @@ def _engine() -> type[Any]:
     class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
         to: str = ""
         stage: str | None = None
+        prove: str | None = None
         patch: str | None = None
         folder: str | None = None
         # `from` is a keyword
@@ -136,7 +132,8 @@ def _engine() -> type[Any]:
         # Content hash of the version in memory; None: unknown.
         holds: str | None = None
         _places: Places | None = None
-        _staging: _Staging | None = None
+        _staging: _Beside | None = None
+        _proving: _Beside | None = None
 
         def init_transfer_engine(self, init_info: Init) -> None:
             pass
@@ -157,9 +154,13 @@ def _engine() -> type[Any]:
                 update_info["start"] = update_info.pop("from")
             update = self.parse_update_info(update_info)
             if update.stage:
-                path = update.stage
-                self._staging = _Staging(path, update.start, update.to, lambda: self._patch(path, update))
+                self._staging = _Beside(update, update.stage, self._patch)
                 return
+            if update.prove:
+                self._proving = _Beside(update, update.prove, self._prove)
+                return
+            if self._proving is not None:
+                self._proving.stopped.set()
             self.receive_weights(update)
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()
@@ -170,11 +171,6 @@ def _engine() -> type[Any]:
             staged = self._all_or_none(lambda: self._stage(update))
             if staged is None:
                 return
-            if isinstance(staged, _Patched):
-                nowhere = self._on_no_worker(staged.absent)
-                # all workers know the same, and do the same
-                if self._all_or_none(lambda: _refuse(nowhere)) is None:
-                    return
             # until the last write of the last worker the weights are neither version
             self.holds = None
             self._staging = None
@@ -183,13 +179,6 @@ def _engine() -> type[Any]:
                 return
             self.holds = update.to
             log.info("version %s: %d weights in %.3f s", update.to[:12], changed, time.perf_counter() - started)
-
-        def _on_no_worker(self, absent: set[str]) -> set[str]:
-            for group in self._groups():
-                said: list[set[str]] = [set()] * group.world_size
-                torch.distributed.all_gather_object(said, absent, group=group.cpu_group)
-                absent = set.intersection(*said)
-            return absent
 
         def _groups(self) -> list[Any]:
             """They span the workers of this replica alone; the world has those of all replicas."""
@@ -229,30 +218,40 @@ def _engine() -> type[Any]:
             if update.folder:
                 return stage_folder(update.folder, update.to)
             if not update.patch:
-                raise ArtifactError("update_info needs `stage`, `patch` or `folder`")
+                raise ArtifactError("update_info needs `stage`, `prove`, `patch` or `folder`")
+            check_start(self.holds, update.start)
             staging, self._staging = self._staging, None
-            if staging is None or staging.reads != (update.patch, update.start, update.to):
-                now: _Patched = self._patch(update.patch, update)
-                return now
-            staged: _Patched = staging.patch()
-            if staged.from_root != self.holds:
-                raise ArtifactError(f"the server holds version {self.holds} since the patch was read")
+            if staging is None or staging.update != (update.patch, update.start, update.to):
+                staging = _Beside(update, update.patch, self._patch)
+            staged: _Patched = staging.made()
+            check_start(self.holds, staged.from_root)
             return staged
 
         @torch.no_grad()  # type: ignore[untyped-decorator]
-        def _patch(self, path: str, update: Update) -> _Patched:
-            patch = stage_patch(path, self.holds, update.start, update.to)
+        def _patch(self, follower: Follower, versions: dict[str, Any]) -> _Patched:
+            check_start(self.holds, versions["from"])
             if self.model_config.quantization is not None or self.parallel_config.enable_eplb:
                 raise ArtifactError("the server quantizes its weights or moves its experts: load a folder")
-            places = self._places
-            if places is None:
-                places = self._places = Places(self.model)
-            writes, absent = places.writes(patch)
-            latent = any("kv_b_proj" in name for name in patch)
-            return _Patched(patch.from_root, patch.weights, writes, absent, latent)
+            changed = versions["changed"]
+            parts = self._where().parts(versions["tensors"], changed)
+            patch = follower.patch([part.place() for part in parts], versions)
+            latent = any("kv_b_proj" in name for name in changed)
+            return _Patched(patch.from_root, patch.weights, writes(parts, patch), latent)
+
+        @torch.no_grad()  # type: ignore[untyped-decorator]
+        def _prove(self, follower: Follower, versions: dict[str, Any]) -> None:
+            if self.holds != versions["to"]:
+                raise ArtifactError(f"the server holds version {self.holds}")
+            stopped = self._proving.stopped.is_set if self._proving else bool
+            follower.held(self._where().held(versions["tensors"], stopped))
+
+        def _where(self) -> Places:
+            if self._places is None:
+                self._places = Places(self.model)
+            return self._places
 
         def _write(self, staged: _Patched | Checkpoint) -> int:
-            """Returns how many weights were written, those of other workers included."""
+            """Returns how many weights were written."""
             if isinstance(staged, _Patched):
                 for write in staged.writes:
                     write.do()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use artifact::atomic;
-use artifact::patch::{self, Contents};
+use artifact::patch::{self, Contents, LocalPart};
 use artifact::tensor::TensorData;
 use bytes::Bytes;
 use pyo3::exceptions::PyKeyError;
@@ -40,6 +40,25 @@ impl Patch {
             let contents = Contents::from_bytes(&file).map_err(|error| refused_file(&path, &error))?;
             Ok(Patch { contents, file })
         })
+    }
+
+    /// The same of the bytes of a file.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, file: Vec<u8>) -> PyResult<Self> {
+        py.detach(|| {
+            let file = Bytes::from(file);
+            let contents = Contents::from_bytes(&file).map_err(|error| refused(&error))?;
+            Ok(Patch { contents, file })
+        })
+    }
+
+    /// The bytes of the patch of one worker of an engine. `parts`: what it holds, as JSON (`artifact::patch::LocalPart`).
+    fn of_worker<'py>(&self, py: Python<'py>, parts: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let made = py.detach(|| {
+            let parts: Vec<LocalPart> = serde_json::from_str(parts).map_err(|error| refused(&error))?;
+            self.contents.of_worker(&parts).map_err(|error| refused(&error))
+        });
+        Ok(PyBytes::new(py, &made?.file))
     }
 
     /// The weights in which `new` differs from `old`. Raises `ArtifactError` if they have different

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,8 +17,18 @@ import pytest
 import springtide.sglang
 import springtide.vllm
 from springtide import ArtifactError, Checkpoint, Patch
-from springtide._engine import stage_folder, stage_patch
-from springtide._places import Places
+from springtide._engine import Follower as Asking
+from springtide._engine import stage_folder
+from springtide._places import Places, writes
+
+sys.path.append(str(Path(__file__).parent.parent.parent / "tests/engines"))
+from follower import Exchange, Follower  # type: ignore[import-not-found]  # noqa: E402
+
+
+@pytest.fixture
+def followers() -> Iterator[Follower]:
+    with Follower() as follower:
+        yield follower
 
 
 def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
@@ -32,24 +43,6 @@ def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
     assert made.stdout.strip() == "set()"
     with pytest.raises(AttributeError, match="no attribute"):
         springtide.vllm.Other  # noqa: B018
-
-
-def test_a_patch_is_staged_only_on_the_version_that_it_starts_from(base: Path, after: Path, tmp_path: Path) -> None:
-    old, new = Checkpoint.open(base), Checkpoint.open(after)
-    path = tmp_path / "patch.safetensors"
-    Patch.between(old, new).write(path)
-    start, end = old.root(), new.root()
-    assert stage_patch(path, start, start, end).weights == stage_patch(path, start).weights > 0
-    for holds, said_start, said_end, reason in [
-        (None, start, end, "holds version None"),
-        (end, start, end, "load a folder first"),
-        (end, None, None, "load a folder first"),
-        (end, end, end, "leads from"),
-        (start, start, start, "leads from"),
-        (start, start, "", "leads from"),
-    ]:
-        with pytest.raises(ArtifactError, match=reason):
-            stage_patch(path, holds, said_start, said_end)
 
 
 def test_a_folder_is_staged_only_with_its_content_hash(base: Path, after: Path) -> None:
@@ -97,8 +90,8 @@ def expected(checkpoint: Checkpoint, names: tuple[str, str], rank: int) -> Any:
 
 
 @pytest.fixture
-def versions(base: Path, tmp_path: Path) -> tuple[Checkpoint, Checkpoint, tuple[str, str], Path]:
-    """Two versions, two matrices of one shape that differ, and the patch."""
+def versions(base: Path, tmp_path: Path) -> Iterator[tuple[Checkpoint, Checkpoint, tuple[str, str], str]]:
+    """Two versions, two matrices of one shape that differ, and where a follower has the patch."""
     import json
     import shutil
     import struct
@@ -117,13 +110,13 @@ def versions(base: Path, tmp_path: Path) -> tuple[Checkpoint, Checkpoint, tuple[
             file[position] ^= 1
     path.write_bytes(file)
     old, new = Checkpoint.open(base), Checkpoint.open(folder)
-    patch = tmp_path / "patch.safetensors"
-    Patch.between(old, new).write(patch)
-    return old, new, (names[0], names[1]), patch
+    with Follower() as follower:
+        patch = follower.open(Exchange(Patch.between(old, new), new))
+        yield old, new, (names[0], names[1]), patch
 
 
 def test_sglangs_loader_patches_the_part_of_each_rank_exactly(
-    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], Path]
+    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str]
 ) -> None:
     old, new, names, patch = versions
     for rank in (0, 1):
@@ -140,7 +133,7 @@ def test_sglangs_loader_patches_the_part_of_each_rank_exactly(
 
 
 def test_sglangs_loader_refuses_what_it_cannot_patch(
-    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], Path], tmp_path: Path
+    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str], followers: Follower
 ) -> None:
     old, new, names, patch = versions
     model = TiedLinear(old, names, 0)
@@ -149,12 +142,15 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
         springtide.sglang.update(model, base)
     model.quant_config = None
     springtide.sglang.update(model, base)
-    damaged = bytearray(patch.read_bytes())
-    damaged[-1] ^= 1
-    (tmp_path / "damaged").write_bytes(damaged)
+
+    class Damaged(Exchange):  # type: ignore[misc]
+        def own_patch(self, worker: str, parts: list[dict[str, Any]]) -> bytes:
+            own: bytes = super().own_patch(worker, parts)
+            return own[:-1] + bytes([own[-1] ^ 1])
+
     before = model.fused.clone()
     with pytest.raises(ArtifactError, match="digest"):
-        springtide.sglang.update(model, tmp_path / "damaged")
+        springtide.sglang.update(model, followers.open(Damaged(Patch.between(old, new), new)))
     assert model.fused.equal(before)
     springtide.sglang.update(model, patch)
 
@@ -194,11 +190,12 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
         assert other.fused.equal(before)
 
 
-def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path) -> None:
-    """Of each rank of two: rows, columns, an expert, transposed, in another dtype, tied."""
+def test_a_patch_is_written_where_the_loader_has_put_the_weights_and_what_they_are_is_found(tmp_path: Path, followers: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each rank of two: rows, columns, experts, transposed, in another dtype, tied."""
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr("springtide._places.HASHED_AT_ONCE", 5)
     save_file = pytest.importorskip("safetensors.torch").save_file
-    shapes = {"rows": (6, 5), "columns": (6, 8), "experts": (4, 3, 2), "turned": (4, 6), "wide": (3, 7), "tied": (5, 3)}
+    shapes = {"rows": (6, 5), "columns": (6, 8), "experts": (4, 3, 2), "turned": (4, 6), "wide": (3, 7), "tied": (5, 3), "rounded": (2, 2)}
     generator = torch.Generator().manual_seed(1)
     versions = []
     old: dict[str, Any] = {}
@@ -207,6 +204,7 @@ def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path)
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         made = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+        made["rounded"] = made["rounded"].float()
         if number == 1:  # a part of the weights stays
             made = {name: torch.where(torch.rand(new.shape, generator=generator) < 0.5, new, old[name]) for name, new in made.items()}
         old = made
@@ -215,12 +213,13 @@ def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path)
     patch = Patch.between(*versions)
     for rank in (0, 1):
         memory = {
-            "rows": torch.zeros(4, 5),
-            "columns": torch.zeros(6, 4),
-            "experts": torch.zeros(2, 3, 2),
-            "turned": torch.zeros(6, 4),
+            "rows": torch.zeros(4, 5).bfloat16(),
+            "columns": torch.zeros(6, 4).bfloat16(),
+            "experts": torch.zeros(2, 3, 2).bfloat16(),
+            "turned": torch.zeros(6, 4).bfloat16(),
             "wide": torch.zeros(3, 7),
             "tied": torch.zeros(5, 3).bfloat16(),
+            "rounded": torch.zeros(2, 2).bfloat16(),
         }
 
         def load(weights: Any, rank: int = rank, memory: Any = memory) -> set[str]:
@@ -235,7 +234,7 @@ def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path)
                         into[1 - expert].copy_(weight[2 * rank + expert])
                 elif name == "turned":
                     into.copy_(weight.t())
-                elif name == "wide":
+                elif name in ("wide", "rounded"):
                     into.copy_(weight)
                 else:
                     into.copy_(weight)
@@ -244,15 +243,31 @@ def test_a_patch_is_written_where_the_loader_has_put_the_weights(tmp_path: Path)
 
         load((name, versions[0][name].torch()) for name in versions[0])
         model = SimpleNamespace(load_weights=load, parameters=memory.values, buffers=list)
-        writes, absent = Places(model).writes(patch)
-        assert absent == set()
+        exchange = Exchange(patch, versions[1])
+        follower = Asking(followers.open(exchange))
+        asked, places = follower.versions(), Places(model)
+        parts = places.parts(asked["tensors"], asked["changed"])
+        received = follower.patch([part.place() for part in parts], asked)
         before = {name: tensor.clone() for name, tensor in memory.items()}
-        for write in writes:
+        for write in writes(parts, received):
             write.do()
         patched = {name: tensor.clone() for name, tensor in memory.items()}
+        follower.held(places.held(asked["tensors"], bool))
+        assert exchange.wait() == [[]]
+        compared = {part["tensor"] for (parts,) in [exchange.parts.values()] for part in parts}
+        assert compared == {*shapes} - {"rounded"}
         load((name, versions[1][name].torch()) for name in versions[1])
         for name, tensor in memory.items():
             assert tensor.equal(patched[name]) and not tensor.equal(before[name]), (rank, name)
+        for name in compared:
+            faulty = memory[name].view(torch.int32 if name == "wide" else torch.int16).view(-1)
+            faulty[-1] ^= 1
+            exchange = Exchange(patch, versions[1])
+            follower = Asking(followers.open(exchange))
+            follower.versions()
+            follower.held(places.held(asked["tensors"], bool))
+            assert exchange.wait() == [[name]]
+            faulty[-1] ^= 1
 
 
 def test_sglang_forgets_its_version_before_anything_else_writes_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,15 @@ import sys
 import urllib.error
 import urllib.request
 
+from follower import Exchange, Follower
+
 from springtide import Checkpoint, Patch
 
 # What is sampled may end earlier than what was recorded, and then has another form.
 TRIES = 10
 COPY = "/dev/shm/springtide/contract.folder"
-# From the folder's weights to the same ones.
-PATCH = "/dev/shm/springtide/contract.safetensors"
+# Where a follower has the patch from the folder's weights to the same ones. The recording names no port.
+PATCH = "http://127.0.0.1/patch"
 # Content hash of demo/models/base.
 ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
 PROMPT = [5, 6, 7, 8]
@@ -169,14 +171,15 @@ def main():
     shutil.rmtree(COPY, ignore_errors=True)
     shutil.copytree(folder, COPY)
     weights = Checkpoint.open(COPY)
-    Patch.between(weights, weights).write(PATCH)
+    follower = Follower()
+    patch = follower.open(Exchange(Patch.between(weights, weights), weights))
     _, version = send(url, "GET", version_path, None)
     version = json.loads(version)[version_name]
 
     def ask(name):
         method, route, body = requests[name]
-        status, answer = send(url, method, route, body)
-        answer = answer.replace(os.path.abspath(folder), "/models/demo")
+        status, answer = send(url, method, route, json.loads(json.dumps(body).replace(PATCH, patch)))
+        answer = answer.replace(os.path.abspath(folder), "/models/demo").replace(patch, PATCH)
         return {"method": method, "path": route, "request": body, "status": status, "answer": answer}
 
     try:
@@ -196,7 +199,7 @@ def main():
         faults = [fault for name in requests if (fault := compare(expected["exchanges"].get(name), ask, name))]
     finally:
         shutil.rmtree(COPY, ignore_errors=True)
-        os.remove(PATCH)
+        follower.close()
     if faults:
         sys.exit("\n".join([f"{server} {version} answers otherwise than {expected['version']}:", *faults]))
     print(f"{server} {version}: {len(requests)} answers as recorded from {expected['version']}")

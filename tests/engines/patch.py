@@ -1,4 +1,5 @@
-"""Applies a patch to a running engine: exact afterwards, and refused where it does not fit.
+"""Applies a patch to a running engine: exact afterwards, and refused where it does not fit. Then finds planted faults by
+what vLLM's workers say that they hold.
 
     patch.py vllm|sglang URL FOLDER    with the Python of an environment that has the wheel of python/
 
@@ -7,7 +8,6 @@ log-probabilities: after the patch, and after all weights of the same version we
 is left with the weights of FOLDER.
 """
 
-import fcntl
 import json
 import shutil
 import struct
@@ -16,6 +16,8 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from follower import Exchange, Follower
 
 from springtide import Checkpoint, Patch
 
@@ -40,11 +42,15 @@ class Vllm:
         """Why a folder of all weights was refused, or None."""
         return self._update({"folder": str(folder), "to": root}, name)
 
-    def patch(self, file, start, end, name):
-        self._send_update({"stage": str(file), "from": start, "to": end}, {})
-        with open(file, "rb") as read:
-            fcntl.flock(read, fcntl.LOCK_EX)  # its readers have a shared one
-        return self._update({"patch": str(file), "from": start, "to": end}, name)
+    def patch(self, url, exchange, start, end, name):
+        self._send_update({"stage": url, "from": start, "to": end}, {})
+        exchange.wait()
+        return self._update({"patch": url, "from": start, "to": end}, name)
+
+    def prove(self, url, exchange, to):
+        """How each worker has ended: with the tensors of which it holds others, or why it says nothing."""
+        self._send_update({"prove": url, "to": to}, {})
+        return exchange.wait()
 
     def _send_update(self, info, name):
         send(f"{self.url}/start_weight_update")
@@ -85,8 +91,8 @@ class Sglang:
     def folder(self, folder, root, name):
         return self._update(folder, name)
 
-    def patch(self, file, start, end, name):
-        return self._update(file, name)
+    def patch(self, url, exchange, start, end, name):
+        return self._update(url, name)
 
     def _update(self, path, name):
         send(f"{self.url}/pause_generation", {"mode": "retract"})
@@ -127,18 +133,50 @@ def write_next(base, folder):
     path.write_bytes(file)
 
 
+class Damaged(Exchange):
+    def own_patch(self, worker, parts):
+        own = super().own_patch(worker, parts)
+        return own[:-1] + bytes([own[-1] ^ 1])
+
+
+class Mistaken(Exchange):
+    """Compares with a version that the engine was not given, as after an update that went wrong unnoticed."""
+
+    def __init__(self, checkpoint, root):
+        super().__init__(None, checkpoint)
+        self.root = root
+
+    def versions(self, worker):
+        return super().versions(worker) | {"to": self.root}
+
+
+def with_fault(folder, faulty, name, places):
+    """A copy of a model folder; these weights of a tensor have another last bit."""
+    shutil.copytree(folder, faulty)
+    path = faulty / "model.safetensors"
+    with path.open("r+b") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        entry = json.loads(file.read(header_bytes))[name]
+        start, end = entry["data_offsets"]
+        width = (end - start) // Checkpoint.open(folder)[name].torch().numel()
+        for place in places:
+            file.seek(8 + header_bytes + start + place * width)
+            (low,) = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([low ^ 1]))
+    return Checkpoint.open(faulty)
+
+
 def main():
     kinds = {"vllm": Vllm, "sglang": Sglang}
     engine, base = kinds[sys.argv[1]](sys.argv[2]), Path(sys.argv[3])
     SHARED_MEMORY.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as work:
-        old_folder, new_folder, file = Path(work) / "old", Path(work) / "new", Path(work) / "patch.safetensors"
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as work, Follower() as follower:
+        old_folder, new_folder = Path(work) / "old", Path(work) / "new"
         shutil.copytree(base, old_folder)
         write_next(base, new_folder)
         old, new = Checkpoint.open(old_folder), Checkpoint.open(new_folder)
         patch = Patch.between(old, new)
-        patch.write(file)
-        step = (file, old.root(), new.root())
         refusals = 0
 
         def expect(reason, refused):
@@ -146,30 +184,52 @@ def main():
             assert refused is not None and reason in refused, (reason, refused)
             refusals += 1
 
+        def give(kind=Exchange, end=new.root(), name="refused"):
+            exchange = kind(patch, new)
+            return engine.patch(follower.open(exchange), exchange, old.root(), end, name)
+
         assert engine.folder(old_folder, old.root(), "old") is None
         before = engine.logprobs()
         if isinstance(engine, Vllm):  # SGLang is not told which version it should become
             expect("another version or damaged", engine.folder(new_folder, old.root(), "refused"))
-            expect("leads from", engine.patch(file, old.root(), old.root(), "refused"))
-        good = file.read_bytes()
-        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        expect("do not match their digest", engine.patch(*step, "refused"))
+            expect("the follower has version", give(end=old.root()))
+        expect("do not match their digest", give(Damaged))
         assert engine.logprobs() == before, "a refused update changed the weights"
-        file.write_bytes(good)
-        assert engine.patch(*step, "new") is None
+        assert give(name="new") is None
         patched = engine.logprobs()
         assert engine.version() == "new"
-        expect("load a folder first", engine.patch(*step, "refused"))
+        expect("load a folder first", give())
         assert engine.folder(new_folder, new.root(), "new") is None
         assert engine.logprobs() == patched, "the patched weights answer otherwise than the loaded ones"
         difference = max(abs(a - b) for (_, a), (_, b) in zip(before, patched))
         assert difference > 1e-3, "the patch changed nothing"
+        found = find_faults(engine, follower, Path(work), new_folder, new) if isinstance(engine, Vllm) else 0
         assert engine.folder(old_folder, old.root(), "old") is None
         assert engine.logprobs() == before
     print(
         f"{sys.argv[1]}: a patch of {patch.weights} weights is exact (it moved log-probabilities by up to "
-        f"{difference:.3f}); {refusals} other updates were refused"
+        f"{difference:.3f}); {refusals} other updates were refused; {found} planted faults were found by bytes"
     )
+
+
+def find_faults(engine, follower, work, folder, new):
+    """The engine holds `new`. Returns how many faults were found, each by its tensor and by no other one."""
+
+    def proof(exchange):
+        ended = engine.prove(follower.open(exchange), exchange, new.root())
+        parts = [part for parts in exchange.parts.values() for part in parts]
+        missing = {*new} - {part["tensor"] for part in parts}
+        assert not missing, f"not compared: {missing} ({ended})"
+        return sorted({name for wrong in ended for name in wrong})
+
+    assert proof(Exchange(None, new)) == []
+    name = next(name for name in new if name.endswith("0.self_attn.o_proj.weight"))
+    rows, columns = new[name].shape
+    faults = {"weight": [columns + 1], "row": range(columns), "rank": [row * columns + column for row in range(rows) for column in range(columns // 2)], "tensor": range(rows * columns)}
+    for fault, places in faults.items():
+        other = with_fault(folder, work / fault, name, places)
+        assert proof(Mistaken(other, new.root())) == [name], fault
+    return len(faults)
 
 
 if __name__ == "__main__":

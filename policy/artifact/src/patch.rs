@@ -11,9 +11,12 @@
 //! | `shapes` | JSON object: the shape of each tensor that changed |
 //! | `digest` | BLAKE3 of the file with these 64 digits as `0`, in hex |
 //!
-//! It moves weights between processes of one machine. [`delta`](crate::delta) is the form for
+//! A worker of an engine gets a patch of its own, whose tensors are the memories of its [`LocalPart`]s.
+//!
+//! It moves weights between processes of one cluster. [`delta`](crate::delta) is the form for
 //! storage and networks.
 
+mod local;
 mod read;
 
 use std::borrow::Cow;
@@ -27,6 +30,7 @@ use crate::delta::{self, FRAME_WEIGHTS};
 use crate::digest::Digest;
 use crate::tensor::{TensorData, weight_bytes};
 
+pub use local::{HeldPart, LocalPart, wrongly_held};
 pub use read::{Changes, Contents, Refused};
 
 const FORMAT: &str = "springtide-patch-2";
@@ -40,6 +44,8 @@ pub enum Error {
     Form(String),
     #[error("between two changed weights of a tensor are {0} others, and a patch has at most 2^32 - 1")]
     Gap(usize),
+    #[error("{0}")]
+    Part(String),
     #[error("serialize the patch")]
     Serialize(#[from] safetensors::SafeTensorError),
 }
@@ -66,28 +72,41 @@ pub fn between(from: &Checkpoint, to: &Checkpoint) -> Result<Patch, Error> {
     }
     let found = to.tensors.par_iter().filter_map(|(name, new)| {
         let old = from.tensors.get(name)?;
-        Some(changes(old, new).map(|(gaps, values)| (name, new, gaps, values)))
+        Some(changes(name, old, new))
     });
-    let found: Vec<_> = found.collect::<Result<_, Error>>()?;
+    let rows = found.collect::<Result<Vec<_>, Error>>()?;
+    written(from.root(), to.root(), rows)
+}
+
+/// The file with these rows. Empty ones are left out.
+fn written(from: Digest, to: Digest, rows: impl IntoIterator<Item = Row>) -> Result<Patch, Error> {
     let mut parts = Vec::new();
     let mut shapes = BTreeMap::new();
     let mut weights = 0;
-    for (name, new, gaps, values) in found {
+    for Row {
+        name,
+        shape,
+        dtype,
+        gaps,
+        values,
+        ..
+    } in rows
+    {
         if gaps.is_empty() {
             continue;
         }
         let count = gaps.len() / size_of::<u32>();
         weights += count as u64;
-        shapes.insert(name, &new.shape);
         parts.push((format!("{name}|g"), Part::new(Dtype::U32, count, gaps)));
-        parts.push((format!("{name}|v"), Part::new(new.dtype, count, values)));
+        parts.push((format!("{name}|v"), Part::new(dtype, count, values)));
+        shapes.insert(name, shape);
     }
     let shapes = serde_json::to_string(&shapes).unwrap_or_default();
     let no_digest = String::from_utf8_lossy(NO_DIGEST).into_owned();
     let metadata: HashMap<String, String> = [
         ("format", FORMAT.to_owned()),
-        ("from", from.root().to_string()),
-        ("to", to.root().to_string()),
+        ("from", from.to_string()),
+        ("to", to.to_string()),
         ("shapes", shapes),
         ("digest", no_digest),
     ]
@@ -111,11 +130,12 @@ fn digest_place(file: &[u8]) -> Option<std::ops::Range<usize>> {
     (start + NO_DIGEST.len() <= file.len()).then_some(start..start + NO_DIGEST.len())
 }
 
-/// Gaps and bytes of the weights that differ.
-fn changes(old: &TensorData, new: &TensorData) -> Result<(Vec<u8>, Vec<u8>), Error> {
+/// The weights that differ.
+fn changes(name: &str, old: &TensorData, new: &TensorData) -> Result<Row, Error> {
+    let mut row = Row::new(name.into(), new.shape.clone(), new.dtype);
     // what a delta did not touch shares its memory
     if old.bytes.as_ptr_range() == new.bytes.as_ptr_range() {
-        return Ok((vec![], vec![]));
+        return Ok(row);
     }
     let width = weight_bytes(new.dtype);
     let frame = FRAME_WEIGHTS * width;
@@ -126,18 +146,47 @@ fn changes(old: &TensorData, new: &TensorData) -> Result<(Vec<u8>, Vec<u8>), Err
         indices
     });
     let found: Vec<Vec<u32>> = found.collect();
-    let (mut gaps, mut values, mut last) = (Vec::new(), Vec::new(), 0);
     let indices = found.iter().enumerate().flat_map(|(frame, indices)| {
         let at = move |&index: &u32| frame * FRAME_WEIGHTS + index as usize;
         indices.iter().map(at)
     });
     for index in indices {
-        let gap = u32::try_from(index - last).map_err(|_| Error::Gap(index - last))?;
-        gaps.extend(gap.to_le_bytes());
-        values.extend_from_slice(&new.bytes[index * width..][..width]);
-        last = index;
+        row.push(index, &new.bytes[index * width..][..width])?;
     }
-    Ok((gaps, values))
+    Ok(row)
+}
+
+/// What changes of one tensor.
+struct Row {
+    name: String,
+    shape: Vec<usize>,
+    dtype: Dtype,
+    gaps: Vec<u8>,
+    values: Vec<u8>,
+    last: usize,
+}
+
+impl Row {
+    fn new(name: String, shape: Vec<usize>, dtype: Dtype) -> Self {
+        Row {
+            name,
+            shape,
+            dtype,
+            gaps: Vec::new(),
+            values: Vec::new(),
+            last: 0,
+        }
+    }
+
+    /// Adds a weight behind the last one.
+    fn push(&mut self, index: usize, value: &[u8]) -> Result<(), Error> {
+        let gap = index - self.last;
+        let gap = u32::try_from(gap).map_err(|_| Error::Gap(gap))?;
+        self.gaps.extend(gap.to_le_bytes());
+        self.values.extend_from_slice(value);
+        self.last = index;
+        Ok(())
+    }
 }
 
 struct Part {

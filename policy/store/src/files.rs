@@ -119,7 +119,7 @@ impl Store {
             return self.read_range(policy, &step.delta, range).await;
         }
         let mut payload = BytesMut::new();
-        for (shard, range) in super::partial::in_shards(shards, wanted) {
+        for (shard, range) in in_shards(shards, wanted) {
             payload.extend(self.read_range(policy, &shard.object, range).await?);
         }
         Ok(payload.freeze())
@@ -155,4 +155,16 @@ fn small(range: Range<u64>, corrupt: &impl Fn(String) -> Error) -> Result<Range<
         true => Err(corrupt(format!("a file or an index is larger than {BYTES_MAX} bytes"))),
         false => Ok(range),
     }
+}
+
+/// Where some payloads of a delta are among its shards.
+fn in_shards(shards: &[Shard], wanted: Range<u64>) -> Vec<(&Shard, Range<u64>)> {
+    let mut start = 0;
+    let places = shards.iter().map(|shard| {
+        let first = start;
+        start += shard.object.size_bytes.saturating_sub(shard.reverse_bytes);
+        let (from, to) = (wanted.start.max(first), wanted.end.min(start));
+        (shard, from.saturating_sub(first)..to.saturating_sub(first))
+    });
+    places.filter(|(_, range)| !range.is_empty()).collect()
 }

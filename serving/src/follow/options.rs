@@ -56,6 +56,8 @@ edge::options! {
         /// As in `[serve.remote]`.
         pub timeout_ms: u64 = 60_000 => 1..,
         /// As in `[serve.remote]`.
+        pub weights_listen: SocketAddr = ([127, 0, 0, 1], 0).into(),
+        /// As in `[serve.remote]`.
         pub patch_dir: PathBuf = "/dev/shm/springtide".into(),
         /// Largest body of a request that is passed on, in bytes.
         pub body_bytes_max: u64 = 64 << 20 => 1..,
@@ -115,6 +117,7 @@ impl Options {
             vllm,
             sglang,
             slow_start_ms: 0,
+            weights_listen: self.weights_listen,
             patch_dir: self.patch_dir.clone(),
             probe_error_max: self.probe_error_max,
             unproved_error_max: self.unproved_error_max,

@@ -8,7 +8,7 @@ use super::sglang::Sglang;
 use super::vllm::Vllm;
 use crate::engine::SampleRequest;
 use anyhow::bail;
-use std::path::Path;
+use serde_json::json;
 use std::time::Duration;
 
 /// As vLLM's own default.
@@ -128,12 +128,20 @@ impl Client {
         }
     }
 
-    /// Lets it read a patch while it answers, so that `update` has only to write. It holds a shared lock on the
-    /// file until it has.
-    pub async fn stage(&self, patch: &Path, from: &str, to: &str) -> anyhow::Result<()> {
+    /// Lets its workers get a patch while it answers, so that `update` has only to write. They have asked for it
+    /// then. `false`: they ask during the update.
+    pub async fn stage(&self, patch: &str, from: &str, to: &str) -> anyhow::Result<bool> {
         match self {
-            Client::Vllm(engine) => engine.stage(patch, from, to).await,
-            Client::Sglang(_) | Client::OpenAi(_) => Ok(()),
+            Client::Vllm(engine) => engine.beside(json!({"stage": patch, "from": from, "to": to})).await,
+            Client::Sglang(_) | Client::OpenAi(_) => Ok(false),
+        }
+    }
+
+    /// Has its workers say what they hold, while it answers. They have begun then. `false`: they cannot.
+    pub async fn prove(&self, url: &str, to: &str) -> anyhow::Result<bool> {
+        match self {
+            Client::Vllm(engine) => engine.beside(json!({"prove": url, "to": to})).await,
+            Client::Sglang(_) | Client::OpenAi(_) => Ok(false),
         }
     }
 

@@ -4,6 +4,7 @@ use anyhow::ensure;
 use edge::options::above;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// What an update does with the requests that run on an engine.
@@ -36,7 +37,11 @@ edge::options! {
         /// Sequences that one engine samples together. Default: the fewest that an engine says, or 256.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub slots: Option<usize> = None,
-        /// Folder, best in memory, for the weights that engines read. They must see the same files.
+        /// Where the workers of vLLM and SGLang get what changes: an address of this machine that they reach, the
+        /// port of your choice (0: any free one). Plain HTTP; each update has a random path, which only its
+        /// engine is told.
+        pub weights_listen: SocketAddr = ([127, 0, 0, 1], 0).into(),
+        /// Folder, best in memory, for all weights of an engine that cannot take a patch. It must see the same files.
         /// Only this user may write to it, and its group may read it; a folder that others may write
         /// to is refused.
         pub patch_dir: PathBuf = PathBuf::from("/dev/shm/springtide"),

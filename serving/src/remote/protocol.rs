@@ -13,8 +13,8 @@ pub const BIAS_MIN: f32 = -100.0;
 /// New weights for an engine.
 #[derive(Debug, Clone, Copy)]
 pub enum Weights<'a> {
-    /// A file of [`artifact::patch`].
-    Patch(&'a Path),
+    /// The URL at which its workers get a patch.
+    Patch(&'a str),
     /// A Hugging Face folder.
     Folder(&'a Path),
 }

@@ -137,7 +137,10 @@ impl Sglang {
 
     /// [`Client::update`](super::client::Client::update). A patch says itself which versions it is between.
     pub async fn update(&self, weights: Weights<'_>, name: &str, in_flight: InFlight) -> anyhow::Result<()> {
-        let (Weights::Patch(path) | Weights::Folder(path)) = weights;
+        let path = match weights {
+            Weights::Patch(url) => json!(url),
+            Weights::Folder(path) => json!(path),
+        };
         let mode = match in_flight {
             InFlight::Drain => "abort",
             // back to the queue: what goes on is read again with the new weights

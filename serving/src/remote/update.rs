@@ -6,6 +6,7 @@
 mod change;
 mod files;
 mod recognize;
+mod workers;
 
 use super::options::Options;
 use super::placement::State;
@@ -18,9 +19,11 @@ use change::Change;
 use files::Files;
 use futures::FutureExt as _;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio_util::task::AbortOnDropHandle;
+use workers::Workers;
 
 /// How long an engine may take to say how long its context is.
 const CONTEXT_WAIT: Duration = Duration::from_secs(2);
@@ -35,6 +38,28 @@ struct Held {
     checkpoint: Arc<Checkpoint>,
     /// The requests that were routed to it hold it too.
     version: Weak<LoadedVersion>,
+    proof: Arc<OfBytes>,
+}
+
+/// The proof by bytes, which goes on beside requests.
+struct OfBytes {
+    begins: Instant,
+    /// Its workers hold other weights than the version has.
+    refuted: AtomicBool,
+    /// The weights change again, so what the workers say means nothing any more.
+    over: AtomicBool,
+    task: OnceLock<AbortOnDropHandle<()>>,
+}
+
+impl OfBytes {
+    fn new(begins: Instant) -> Self {
+        OfBytes {
+            begins,
+            refuted: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            task: OnceLock::new(),
+        }
+    }
 }
 
 /// No engine may be given a version now.
@@ -64,16 +89,21 @@ pub struct Updater {
     changing: Vec<Option<Ongoing>>,
     /// For the engines that take weights. `None`: there are none.
     files: Option<Arc<Files>>,
+    workers: Option<Arc<Workers>>,
     /// When each engine that takes no weights is probed next.
     probe_at: Vec<Instant>,
 }
 
 impl Updater {
-    /// Fails if somebody else can write to `patch_dir`.
+    /// Fails if somebody else can write to `patch_dir`, or if `weights_listen` is taken.
     pub fn new(pool: Pool, options: Options) -> anyhow::Result<Self> {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
         let files = takes_weights.then(|| Files::open(&options.patch_dir)).transpose()?;
+        let workers = takes_weights
+            .then(|| Workers::listen(options.weights_listen))
+            .transpose()?;
         Ok(Updater {
+            workers: workers.map(Arc::new),
             files: files.map(Arc::new),
             held: (0..pool.engines()).map(|_| None).collect(),
             changing: (0..pool.engines()).map(|_| None).collect(),
@@ -213,6 +243,7 @@ impl Updater {
             pool: self.pool.clone(),
             options: self.options.clone(),
             files: self.files.clone().context("no engine takes weights")?,
+            workers: self.workers.clone().context("no engine takes weights")?,
             engine,
             name,
             version: version.clone(),
@@ -220,6 +251,7 @@ impl Updater {
         };
         self.pool.promise(engine, Some(version.serial));
         let held = self.held[engine].clone();
+        let held = held.filter(|held| !held.proof.refuted.load(Ordering::Relaxed));
         self.changing[engine] = Some(Ongoing {
             serial: version.serial,
             task: AbortOnDropHandle::new(tokio::spawn(change.run(held))),

@@ -16,7 +16,6 @@ use model::sampling::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use text::constraint::lenient;
 
@@ -26,6 +25,8 @@ const GENERATE: &str = "/inference/v1/generate";
 pub struct Vllm {
     http: Http,
     in_flight: InFlight,
+    /// Held while its weights are talked about: an update has several commands, and only one may be open.
+    commands: tokio::sync::Mutex<()>,
     /// Where it samples. `None`: not known before the probe's first request.
     route: Mutex<Option<&'static str>>,
 }
@@ -105,6 +106,7 @@ impl Vllm {
         Ok(Vllm {
             http: Http::new(server, timeouts)?,
             in_flight,
+            commands: tokio::sync::Mutex::default(),
             route: Mutex::new(None),
         })
     }
@@ -160,8 +162,9 @@ impl Vllm {
         name: &str,
         in_flight: InFlight,
     ) -> anyhow::Result<()> {
+        let _open = self.commands.lock().await;
         let info = match weights {
-            Weights::Patch(path) => json!({"patch": path, "from": from, "to": to}),
+            Weights::Patch(url) => json!({"patch": url, "from": from, "to": to}),
             Weights::Folder(path) => json!({"folder": path, "to": to}),
         };
         // the cache is of the old weights; for what goes on it is computed again
@@ -186,13 +189,14 @@ impl Vllm {
         updated.and(resumed)
     }
 
-    /// [`Client::stage`](super::client::Client::stage).
-    pub async fn stage(&self, patch: &Path, from: &str, to: &str) -> anyhow::Result<()> {
+    /// Tells the workers something that needs no pause.
+    pub async fn beside(&self, info: Value) -> anyhow::Result<bool> {
+        let _open = self.commands.lock().await;
         self.begin().await?;
-        let info = json!({"update_info": {"stage": patch, "from": from, "to": to}});
-        let staged = self.http.command("/update_weights", Some(info)).await;
+        let info = json!({"update_info": info});
+        let told = self.http.command("/update_weights", Some(info)).await;
         let finished = self.http.command("/finish_weight_update", None).await;
-        staged.and(finished)
+        told.and(finished).map(|()| true)
     }
 
     async fn begin(&self) -> anyhow::Result<()> {

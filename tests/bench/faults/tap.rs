@@ -21,7 +21,7 @@ const PROBE: &str = "\"tenant-probe\"";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// It reads a patch while it answers.
+    /// It gets a patch, or says what it holds, while it answers.
     Stage,
     Pause,
     Start,
@@ -41,7 +41,7 @@ impl Step {
         match path.split('?').next().unwrap_or(path) {
             "/pause" => Step::Pause,
             "/start_weight_update" => Step::Start,
-            "/update_weights" if body.contains("\"stage\"") => Step::Stage,
+            "/update_weights" if ["\"stage\"", "\"prove\""].iter().any(|what| body.contains(what)) => Step::Stage,
             "/update_weights" if body.contains("\"patch\"") => Step::Patch,
             "/update_weights" => Step::Folder,
             "/finish_weight_update" => Step::Finish,

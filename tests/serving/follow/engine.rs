@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use artifact::checkpoint::Checkpoint;
-use artifact::patch::Contents;
+use artifact::patch::{Contents, LocalPart};
 use artifact::tensor::TensorData;
 use axum::Router;
 use axum::body::Bytes;
@@ -32,6 +32,8 @@ struct Held {
     sampled: usize,
     folders: usize,
     keys: Vec<String>,
+    /// The patch that it got last.
+    patch: Option<Contents>,
 }
 
 #[derive(Clone)]
@@ -56,6 +58,7 @@ impl Engine {
                 sampled: 0,
                 folders: 0,
                 keys: vec![],
+                patch: None,
             })),
         };
         let done = || async { Json(json!({})) };
@@ -132,8 +135,12 @@ async fn weight_info(State(engine): State<Engine>) -> Json<Value> {
 }
 
 async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result<Json<Value>, StatusCode> {
-    if body["update_info"]["stage"].is_string() {
+    if let Some(url) = body["update_info"]["stage"].as_str() {
+        stage(&engine, url).await;
         return Ok(Json(json!({})));
+    }
+    if body["update_info"]["prove"].is_string() {
+        return Err(StatusCode::BAD_REQUEST);
     }
     engine.held().updating = true;
     while engine.held().stalls {
@@ -143,11 +150,12 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
     held.updating = false;
     let info = &body["update_info"];
     held.checkpoint = match (info["patch"].as_str(), info["folder"].as_str()) {
-        (Some(path), _) => {
+        (Some(_), _) => {
             if held.broken || info["from"] != held.checkpoint.root().to_string() {
                 return Err(StatusCode::INTERNAL_SERVER_ERROR);
             }
-            patched(&held.checkpoint, path)
+            let patch = held.patch.take().unwrap();
+            patched(&held.checkpoint, &patch)
         }
         (None, Some(folder)) => {
             held.folders += 1;
@@ -160,12 +168,43 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
     Ok(Json(json!({})))
 }
 
-fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
-    let file = std::fs::read(path).unwrap();
-    let patch = Contents::from_bytes(&file.into()).unwrap();
+/// As an engine with one worker, whose memories are the tensors.
+async fn stage(engine: &Engine, url: &str) {
+    let client = reqwest::Client::new();
+    client.get(format!("{url}?worker=0")).send().await.unwrap();
+    let part = |(name, tensor): (&String, &TensorData)| {
+        let elements = tensor.shape.iter().product();
+        LocalPart {
+            tensor: name.clone(),
+            first: 0,
+            axes: vec![(elements, 1, 1)],
+            at: 0,
+            memory: elements,
+        }
+    };
+    let parts: Vec<LocalPart> = engine.held().checkpoint.tensors.iter().map(part).collect();
+    let asked = client
+        .post(format!("{url}/patch?worker=0"))
+        .json(&parts)
+        .send()
+        .await
+        .unwrap();
+    let patch = Contents::from_bytes(&asked.bytes().await.unwrap()).unwrap();
+    engine.held().patch = Some(patch);
+    let ready = client
+        .post(format!("{url}/end?worker=0"))
+        .json(&json!({"failed": null}));
+    ready.send().await.unwrap().error_for_status().unwrap();
+}
+
+fn patched(checkpoint: &Checkpoint, patch: &Contents) -> Checkpoint {
     let mut checkpoint = checkpoint.clone();
-    for (name, changes) in &patch.tensors {
-        let tensor = checkpoint.tensors.get_mut(name).unwrap();
+    let names: Vec<String> = checkpoint.tensors.keys().cloned().collect();
+    for (number, changes) in &patch.tensors {
+        let tensor = checkpoint
+            .tensors
+            .get_mut(&names[number.parse::<usize>().unwrap()])
+            .unwrap();
         let mut bytes = tensor.bytes.to_vec();
         let width = changes.values.bytes.len() / changes.count();
         for (index, value) in changes.indices().zip(changes.values.bytes.chunks_exact(width)) {

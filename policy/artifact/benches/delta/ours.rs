@@ -3,7 +3,7 @@
 use crate::pairs::Pair;
 use crate::{ROUNDS, Row, alone, best};
 use artifact::checkpoint::Checkpoint;
-use artifact::delta::{self, FRAME_WEIGHTS, FrameReader, Patch};
+use artifact::delta::{self, FRAME_WEIGHTS, Patch};
 use artifact::threads::Threads;
 use bytes::Bytes;
 use rayon::prelude::*;
@@ -65,23 +65,11 @@ pub fn rows(pair: &Pair, cores: usize) -> Result<Vec<Row>, Box<dyn std::error::E
         apply_all: many(&patch),
         ..row("ours, both ways: a patch, XXH3 of base and result", delta.len())
     };
-    let slices = FrameReader::open(&delta)?;
-    let fresh = || -> Vec<(&String, usize, Vec<u8>)> {
-        let copied = frames.iter().map(|&(name, at, old, _)| (name, at, old.to_vec()));
-        copied.collect()
-    };
-    let in_place = |(name, at, bytes): &mut (&String, usize, Vec<u8>)| drop(slices.apply(name, *at, bytes));
     let forward = Row {
         encode: Some(alone(model_bytes, ROUNDS, || (), |()| frames.iter().for_each(code))),
         encode_all: Some(best(model_bytes, ROUNDS, || (), |()| frames.par_iter().for_each(code))),
-        apply: Some(alone(model_bytes, ROUNDS, fresh, |frames| {
-            frames.iter_mut().for_each(in_place);
-        })),
-        apply_all: Some(best(model_bytes, ROUNDS, fresh, |frames| {
-            frames.par_iter_mut().for_each(in_place);
-        })),
         ..row(
-            "**ours, forward**: frames in place, XXH3 of base and result",
+            "**ours, forward**: frames, XXH3 of base and result",
             delta.len() - back_bytes,
         )
     };

@@ -9,7 +9,7 @@ use super::simd::{self, Isa};
 use super::{Error, malformed, planes};
 
 /// Weights per frame.
-pub(super) const WEIGHTS: usize = 1 << 20;
+pub const WEIGHTS: usize = 1 << 20;
 
 /// How a frame is coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -467,4 +467,38 @@ pub(super) fn check(frame: &Frame, bytes: &[u8], direction: Direction<'_>) -> Re
         return Err(malformed("a frame makes other bytes than it says"));
     }
     Ok(())
+}
+
+/// The payload of one frame, without verification or BLAKE3. For benchmarks of the codec.
+#[doc(hidden)]
+pub fn encode_payload(width: usize, old: &[u8], new: &[u8]) -> Result<Vec<u8>, Error> {
+    Ok(encode(simd::best(), width, Some(old), new, None)?.payload)
+}
+
+/// Reads one byte for the weights' width, then a payload of steps. Either it is refused, or it
+/// changes weights of the frame only and can be undone.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn fuzz_frame(input: &[u8]) -> bool {
+    let Some((&width, payload)) = input.split_first() else {
+        return false;
+    };
+    let width = 1 << (width.trailing_zeros() % 4) as usize;
+    let base: Vec<u8> = (0..64).collect();
+    let frame = Frame {
+        codec: Codec::Steps,
+        payload_bytes: payload.len() as u32,
+        reverse_bytes: 0,
+        base: digest(&base),
+        result: 0,
+    };
+    let Ok(change) = decode(simd::best(), width, &frame, payload, &base, Direction::Forward) else {
+        return false;
+    };
+    // the result's digest in `frame` is wrong: the bytes must not change
+    let mut result = base.clone();
+    let refused = apply(simd::best(), width, &frame, payload, &mut result, Direction::Forward);
+    assert!(refused.is_err() && result == base, "a refused frame has changed bytes");
+    change.write(width, &mut result);
+    change.inverse(width, &base).write(width, &mut result);
+    result == base
 }

@@ -70,8 +70,6 @@ pub(super) struct File {
 pub(super) struct OpenDelta<'a> {
     pub header: Header,
     pub index: Index,
-    /// Bytes of header and index.
-    pub head_bytes: usize,
     /// Payloads of the tensors' frames, then of the files, in index order, without gaps.
     pub payloads: &'a [u8],
     /// The reverse section, in the same order; None if it was cut off.
@@ -216,7 +214,6 @@ pub(super) fn open(delta: &[u8]) -> Result<OpenDelta<'_>, Error> {
     Ok(OpenDelta {
         header: head.header,
         index: head.index,
-        head_bytes: head.bytes,
         payloads,
         reverse: complete.then_some(reverse),
     })

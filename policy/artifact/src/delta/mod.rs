@@ -32,14 +32,12 @@ mod bucket;
 mod encode;
 mod files;
 mod frame;
-mod frame_reader;
 mod index;
 mod patch;
 mod planes;
 mod result_index;
 mod shards;
 mod simd;
-mod tensor_slice;
 
 use crate::checkpoint::Checkpoint;
 use crate::content_index;
@@ -52,18 +50,16 @@ use frame::WEIGHTS;
 
 pub use encode::{Changes, encode, encode_changes};
 pub use files::{DeltaHead, PREFIX_BYTES};
-pub use frame::Change;
 pub(crate) use frame::differing;
-pub use frame_reader::{FRAME_WEIGHTS, FrameReader, encode_payload, frame_hash, tensor_digest};
+pub use frame::{Change, WEIGHTS as FRAME_WEIGHTS, encode_payload};
 pub use patch::{Patch, PatchState};
 pub use shards::{
     EncodedShard, FrameRange, FrameSpan, MergedDelta, ShardReport, concat, encode_shard, merge_shards, partition,
 };
-pub use tensor_slice::TensorSlice;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use {frame::digest, frame::is_sparse, patch::Piece};
 #[cfg(any(test, feature = "fuzz"))]
-pub(crate) use {frame_reader::fuzz_frame, index::resealed};
+pub(crate) use {frame::fuzz_frame, index::resealed};
 
 /// Limit on a result's bytes if the caller gives none.
 const RESULT_BYTES_MAX: u64 = 1 << 40;

@@ -43,7 +43,7 @@ async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_repor
 
 #[tokio::test]
 async fn a_patch_is_applied_to_the_version_that_it_starts_from_and_refused_otherwise() {
-    let patch = Weights::Patch(Path::new("/dev/shm/springtide/contract.safetensors"));
+    let patch = Weights::Patch("/dev/shm/springtide/contract.safetensors");
     let server = play_back(&["pause", "patch", "resume", "new weights"]).await;
     server
         .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)

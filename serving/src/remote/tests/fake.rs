@@ -13,6 +13,10 @@ pub(crate) struct Faults {
     pub(crate) ignores_patches: bool,
     /// So do folders.
     pub(crate) ignores_folders: bool,
+    /// Its workers are not ready for patches, and do not say what they hold.
+    pub(crate) refuses_patches: bool,
+    /// Patches are written but for one weight.
+    pub(crate) forgets_a_weight: bool,
     /// Answers end after this many tokens, without a reason.
     pub(crate) cut_after: Option<usize>,
     /// Answers stall after this many tokens, until their caller has left.
@@ -42,8 +46,12 @@ pub(crate) struct Held {
     pub(crate) updates: Vec<&'static str>,
     /// How it was paused for them.
     pub(crate) pauses: Vec<String>,
-    /// Patches that it was to read before the pause, and those of them that it has read then.
+    /// Patches that it was to get before the pause, and those of them that it had then.
     pub(crate) staged: [usize; 2],
+    /// The last of them, with its URL.
+    pub(crate) patch: Option<(String, Contents)>,
+    /// How often it has said what it holds.
+    pub(crate) proofs: usize,
     /// Tokens that it sampled.
     pub(crate) sampled: usize,
     /// Answers that are being sampled.
@@ -90,6 +98,8 @@ impl Fake {
             updates: Vec::new(),
             pauses: Vec::new(),
             staged: [0, 0],
+            patch: None,
+            proofs: 0,
             sampled: 0,
             conflicts: 0,
             salts: Vec::new(),
@@ -169,25 +179,29 @@ async fn weight_info(Extract(fake): Extract<Fake>) -> Json<Value> {
 
 async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result<Json<Value>, (StatusCode, String)> {
     let info = &body["update_info"];
-    let mut held = fake.held();
-    if let Some(path) = info["stage"].as_str() {
-        held.staged[0] += 1;
-        let file = Flock::lock(File::open(path).unwrap(), FlockArg::LockShared).unwrap();
-        let reading = fake.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            reading.held().staged[1] += 1;
-            drop(file);
+    if let Some(url) = info["stage"].as_str().or_else(|| info["prove"].as_str()) {
+        let worker = Worker::ask(fake, url).await;
+        tokio::spawn(match info["prove"].is_string() {
+            true => worker.prove().boxed(),
+            false => worker.stage().boxed(),
         });
         return Ok(Json(json!({})));
     }
+    let mut held = fake.held();
     let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
-        (Some(path), _) => {
+        (Some(url), _) => {
             if info["from"] != held.checkpoint.root().to_string() {
                 return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
             }
-            assert_eq!(held.staged[0], held.staged[1], "a patch is read before the pause");
-            ("patch", held.faults.ignores_patches, patched(&held.checkpoint, path))
+            assert_eq!(held.staged[0], held.staged[1], "a patch is there before the pause");
+            let (of, patch) = held.patch.take().unwrap();
+            assert_eq!(of, url);
+            let forgets = held.faults.forgets_a_weight;
+            (
+                "patch",
+                held.faults.ignores_patches,
+                patched(&held.checkpoint, &patch, forgets),
+            )
         }
         (None, Some(folder)) => {
             let checkpoint = Checkpoint::read_dir(Path::new(folder)).unwrap();
@@ -203,15 +217,95 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
     Ok(Json(json!({})))
 }
 
-fn patched(checkpoint: &Checkpoint, path: &str) -> Checkpoint {
-    let file = std::fs::read(path).unwrap();
-    let patch = Contents::from_bytes(&file.into()).unwrap();
+/// The only worker of a fake. Its memories are the tensors.
+struct Worker {
+    fake: Fake,
+    url: String,
+    parts: Vec<LocalPart>,
+}
+
+impl Worker {
+    async fn ask(fake: Fake, url: &str) -> Self {
+        let versions: Value = reqwest::get(format!("{url}?worker=0"))
+            .await
+            .unwrap()
+            .json()
+            .await
+            .unwrap();
+        let tensors = versions["tensors"].as_object().unwrap().iter();
+        let parts = tensors.map(|(name, form)| {
+            let elements = form[1]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|size| size.as_u64().unwrap() as usize)
+                .product();
+            LocalPart {
+                tensor: name.clone(),
+                first: 0,
+                axes: vec![(elements, 1, 1)],
+                at: 0,
+                memory: elements,
+            }
+        });
+        Self {
+            parts: parts.collect(),
+            fake,
+            url: url.into(),
+        }
+    }
+
+    /// The body of the answer. The update may have ended.
+    async fn post(&self, what: &str, body: &impl serde::Serialize) -> axum::body::Bytes {
+        let url = format!("{}/{what}?worker=0", self.url);
+        let answer = reqwest::Client::new().post(url).json(body).send().await;
+        match answer {
+            Ok(answer) => answer.bytes().await.unwrap_or_default(),
+            Err(_) => axum::body::Bytes::new(),
+        }
+    }
+
+    async fn stage(self) {
+        let failed = self.fake.held().faults.refuses_patches.then_some("no patches");
+        if failed.is_none() {
+            self.fake.held().staged[0] += 1;
+            let patch = Contents::from_bytes(&self.post("patch", &self.parts).await).unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let mut held = self.fake.held();
+            held.staged[1] += 1;
+            held.patch = Some((self.url.clone(), patch));
+        }
+        self.post("end", &json!({"failed": failed})).await;
+    }
+
+    async fn prove(self) {
+        let checkpoint = self.fake.held().checkpoint.clone();
+        if self.fake.held().faults.refuses_patches {
+            self.post("end", &json!({"failed": "no proofs"})).await;
+            return;
+        }
+        let held = self.parts.iter().map(|part| HeldPart {
+            part: part.clone(),
+            sha256: part.digest(&checkpoint.tensors[&part.tensor]).unwrap(),
+        });
+        self.post("held", &held.collect::<Vec<_>>()).await;
+        self.fake.held().proofs += 1;
+    }
+}
+
+fn patched(checkpoint: &Checkpoint, patch: &Contents, forgets_a_weight: bool) -> Checkpoint {
     let mut checkpoint = checkpoint.clone();
-    for (name, changes) in &patch.tensors {
-        let tensor = checkpoint.tensors.get_mut(name).unwrap();
+    let names: Vec<String> = checkpoint.tensors.keys().cloned().collect();
+    let mut forgotten = usize::from(forgets_a_weight);
+    for (number, changes) in &patch.tensors {
+        let tensor = checkpoint
+            .tensors
+            .get_mut(&names[number.parse::<usize>().unwrap()])
+            .unwrap();
         let mut bytes = tensor.bytes.to_vec();
         let width = changes.values.bytes.len() / changes.count();
-        for (index, value) in changes.indices().zip(changes.values.bytes.chunks_exact(width)) {
+        let changes = changes.indices().zip(changes.values.bytes.chunks_exact(width));
+        for (index, value) in changes.skip(std::mem::take(&mut forgotten)) {
             bytes[index * width..][..width].copy_from_slice(value);
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();

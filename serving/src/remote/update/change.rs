@@ -1,7 +1,8 @@
 //! One change of an engine's version: files, drain, update, probe.
 
 use super::files::{Files, WeightFiles};
-use super::{Held, weights_name};
+use super::workers::{Asked, Proof, Workers};
+use super::{Held, OfBytes, weights_name};
 use crate::engine::LoadedVersion;
 use crate::remote::options::{InFlight, Options};
 use crate::remote::placement::State;
@@ -10,14 +11,20 @@ use crate::remote::probe::{self, Probed};
 use crate::remote::protocol::Weights;
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
-use artifact::patch;
+use artifact::patch::{self, Contents};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tokio_util::task::AbortOnDropHandle;
 
 /// How often a draining engine is looked at.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How many times the longest wait for a token a probe may take.
 const PROBE_TIMEOUTS: u32 = 2;
+/// How many times the longest wait for an answer a proof by bytes may take.
+const PROOF_TIMEOUTS: u32 = 10;
+/// Between the beginnings of two proofs of an engine: each reads all its weights.
+const PROOF_INTERVAL: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 60 });
 /// How long other engines are tried before one whose update failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -26,6 +33,7 @@ pub(super) struct Change {
     pub pool: Pool,
     pub options: Arc<Options>,
     pub files: Arc<Files>,
+    pub workers: Arc<Workers>,
     pub engine: usize,
     /// Of the new weights.
     pub name: String,
@@ -33,12 +41,20 @@ pub(super) struct Change {
     pub checkpoint: Arc<Checkpoint>,
 }
 
-/// Files of new weights.
+/// New weights for an engine.
 struct Prepared {
     files: Arc<WeightFiles>,
-    /// The content hash from which the patch starts, and how many weights it changes. `None`: the files are
-    /// of all weights.
-    patch: Option<(String, u64)>,
+    /// `None`: the files are of all weights.
+    patch: Option<ForWorkers>,
+}
+
+/// A patch that the engine's workers ask for.
+struct ForWorkers {
+    asked: Asked,
+    /// The content hash from which it starts.
+    from: String,
+    /// Weights that it changes.
+    weights: u64,
 }
 
 impl Change {
@@ -74,6 +90,9 @@ impl Change {
             self.drain(held.as_ref()).await;
         }
         let drained = started.elapsed();
+        if let Some(held) = &held {
+            held.proof.over.store(true, Ordering::Relaxed);
+        }
         self.pool.update_begins(self.engine, &self.name);
         let (probed, patched) = match self.update(prepared).await {
             Ok(done) => done,
@@ -101,8 +120,86 @@ impl Change {
         metrics::counter!("springtide_remote_probed_tokens_total").increment(probed.tokens as u64);
         metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
             .set(f64::from(probed.largest_difference));
-        let version = Arc::downgrade(&self.version);
-        (Some(self.held(version)), Ok(away))
+        let mut now_held = self.held(Arc::downgrade(&self.version));
+        // after a folder nothing is known
+        let before = held.filter(|_| patched.is_some());
+        let begins = before.map_or(Instant::now(), |held| {
+            Instant::now().max(held.proof.begins + PROOF_INTERVAL)
+        });
+        now_held.proof = self.prove(begins);
+        (Some(now_held), Ok(away))
+    }
+
+    /// Compares all that the engine's workers hold with the version, while it answers.
+    fn prove(&self, begins: Instant) -> Arc<OfBytes> {
+        let (pool, engine, serial) = (self.pool.clone(), self.engine, self.version.serial);
+        let (workers, root, checkpoint) = (self.workers.clone(), self.version.root, self.checkpoint.clone());
+        let limit = Duration::from_millis(self.options.timeout_ms).saturating_mul(PROOF_TIMEOUTS);
+        let proof = Arc::new(OfBytes::new(begins));
+        let of = Arc::downgrade(&proof);
+        let task = tokio::spawn(async move {
+            tokio::time::sleep_until(begins.into()).await;
+            let client = pool.client(engine);
+            let asked = workers.ask(None, root, checkpoint);
+            let found = async {
+                match client.prove(&asked.url, &asked.to()).await? {
+                    true => asked.proof().await.map(Some),
+                    false => Ok(None),
+                }
+            };
+            let found = tokio::time::timeout(limit, found).await;
+            let found = found.unwrap_or_else(|_| bail!("it took too long"));
+            let Some(of) = of.upgrade().filter(|of| !of.over.load(Ordering::Relaxed)) else {
+                return;
+            };
+            let (url, seconds) = (client.url(), begins.elapsed().as_secs_f64());
+            match found {
+                Ok(None) => {}
+                Ok(Some(Proof {
+                    workers,
+                    compared,
+                    weights,
+                    wrong,
+                })) if wrong.is_empty() => {
+                    tracing::info!(
+                        engine = url,
+                        version = serial,
+                        workers,
+                        compared,
+                        weights,
+                        seconds,
+                        "workers hold the version"
+                    );
+                    metrics::gauge!("springtide_remote_compared_weights", "engine" => url.to_owned())
+                        .set(compared as f64);
+                }
+                Ok(Some(Proof { wrong, .. })) => {
+                    tracing::error!(
+                        engine = url,
+                        version = serial,
+                        ?wrong,
+                        "workers hold other weights; all are loaded again"
+                    );
+                    metrics::counter!("springtide_remote_proofs_failed_total").increment(1);
+                    of.refuted.store(true, Ordering::Relaxed);
+                    if matches!(pool.state(engine), State::Serving(served) if served == serial) {
+                        pool.update_failed(engine);
+                        pool.set_state(engine, State::Unproven, None);
+                    }
+                }
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::warn!(
+                        engine = url,
+                        version = serial,
+                        error,
+                        "workers do not say what they hold"
+                    );
+                }
+            }
+        });
+        let _ = proof.task.set(AbortOnDropHandle::new(task));
+        proof
     }
 
     fn held(&self, version: Weak<LoadedVersion>) -> Held {
@@ -111,10 +208,11 @@ impl Change {
             root: self.version.root,
             checkpoint: self.checkpoint.clone(),
             version,
+            proof: Arc::new(OfBytes::new(Instant::now())),
         }
     }
 
-    /// Writes the files through which the engine reads the new weights, while it still answers.
+    /// Makes the new weights ready, while the engine still answers.
     async fn prepare(&self, held: Option<&Held>) -> anyhow::Result<Prepared> {
         let named = match held {
             Some(_) => None,
@@ -125,60 +223,57 @@ impl Change {
             self.check_text(held).await?;
         }
         let files = Arc::new(self.files.weights_of(self.engine));
-        let old = held.map(|held| (held.checkpoint.clone(), held.root.to_string()));
-        let new = self.checkpoint.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let patch = old.and_then(|(old, from)| match patch::between(&old, &new) {
-                Ok(patch) => Some((patch, from)),
-                Err(error) => {
-                    tracing::info!(%error, "no patch; all weights are loaded");
-                    None
-                }
-            });
-            let patch = match patch {
-                Some((patch, from)) => {
-                    files.write_patch(&patch.file)?;
-                    Some((from, patch.weights))
-                }
-                None => {
-                    files.write_folder(&new)?;
-                    None
-                }
-            };
-            anyhow::Ok(Prepared { files, patch })
+        let patch = match held {
+            Some(held) => self.patch(held).await,
+            None => Ok(None),
+        };
+        let patch = patch.unwrap_or_else(|error| {
+            let (error, engine) = (format!("{error:#}"), self.pool.client(self.engine).url());
+            tracing::warn!(
+                engine,
+                error,
+                "the engine is not ready for a patch; all weights are loaded"
+            );
+            metrics::counter!("springtide_remote_patches_failed_total").increment(1);
+            None
         });
-        let prepared = written.await.context("the writing thread")??;
-        let Prepared {
-            files,
-            patch: Some((from, _)),
-        } = &prepared
-        else {
-            return Ok(prepared);
+        if patch.is_none() {
+            self.write_folder(&files).await?;
+        }
+        Ok(Prepared { files, patch })
+    }
+
+    /// What changes, ready in the engine's workers. `None`: more than weights changes.
+    async fn patch(&self, held: &Held) -> anyhow::Result<Option<ForWorkers>> {
+        let (old, new) = (held.checkpoint.clone(), self.checkpoint.clone());
+        let made = tokio::task::spawn_blocking(move || {
+            let patch = patch::between(&old, &new)?;
+            anyhow::Ok(Contents::from_bytes(&patch.file.into())?)
+        });
+        let contents = match made.await.context("the patch's thread")? {
+            Ok(contents) => contents,
+            Err(error) => {
+                tracing::info!(%error, "no patch; all weights are loaded");
+                return Ok(None);
+            }
         };
-        let Err(error) = self.stage(files, from).await else {
-            return Ok(prepared);
-        };
-        let (error, engine) = (format!("{error:#}"), self.pool.client(self.engine).url());
-        tracing::warn!(engine, error, "the engine has not read a patch; all weights are loaded");
-        metrics::counter!("springtide_remote_patches_failed_total").increment(1);
-        self.write_folder(files).await?;
-        let files = files.clone();
-        Ok(Prepared { files, patch: None })
+        let (from, weights) = (held.root.to_string(), contents.weights());
+        let asked = self
+            .workers
+            .ask(Some(contents), self.version.root, self.checkpoint.clone());
+        let client = self.pool.client(self.engine);
+        if client.stage(&asked.url, &from, &asked.to()).await? {
+            let limit = Duration::from_millis(self.options.timeout_ms);
+            let staged = tokio::time::timeout(limit, asked.staged()).await;
+            staged.context("it took too long")??;
+        }
+        Ok(Some(ForWorkers { asked, from, weights }))
     }
 
     async fn write_folder(&self, files: &Arc<WeightFiles>) -> anyhow::Result<()> {
         let (whole, files) = (self.checkpoint.clone(), files.clone());
         let written = tokio::task::spawn_blocking(move || files.write_folder(&whole));
         written.await.context("the writing thread")?
-    }
-
-    /// The engine reads the patch while it answers.
-    async fn stage(&self, files: &WeightFiles, from: &str) -> anyhow::Result<()> {
-        let client = self.pool.client(self.engine);
-        client.stage(&files.patch, from, &self.version.root.to_string()).await?;
-        let limit = Duration::from_millis(self.options.timeout_ms);
-        let read = tokio::time::timeout(limit, files.patch_is_read()).await;
-        read.context("it took too long")?
     }
 
     /// An engine that reads text itself has read its tokenizer, templates and end tokens when it started.
@@ -241,9 +336,9 @@ impl Change {
     async fn update(&self, Prepared { files, patch }: Prepared) -> anyhow::Result<(Probed, Option<u64>)> {
         let client = self.pool.client(self.engine);
         let to = self.version.root.to_string();
-        if let Some((from, weights)) = patch {
+        if let Some(ForWorkers { asked, from, weights }) = patch {
             let patched = async {
-                let patch = Weights::Patch(&files.patch);
+                let patch = Weights::Patch(&asked.url);
                 client
                     .update(patch, &from, &to, &self.name, self.options.in_flight)
                     .await?;

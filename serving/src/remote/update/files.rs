@@ -4,7 +4,6 @@
 //! PATCH_DIR/                  0750, ours alone to write
 //! PATCH_DIR/weights-<random>/ 0750, of one process; removed when it ends
 //!   lock                      held by that process: free if it was killed
-//!   0-7.safetensors           0640, a patch for engine 0
 //!   0-7.folder/               all weights for engine 0
 //! ```
 //!
@@ -14,21 +13,18 @@
 
 use anyhow::{Context, bail, ensure};
 use artifact::checkpoint::Checkpoint;
-use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::Uid;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use uuid::Uuid;
 
 /// Begins the names of the folders of processes. Nothing else is ever removed.
 const PREFIX: &str = "weights-";
 const LOCK: &str = "lock";
-const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 const FOLDER_MODE: u32 = 0o750;
 const FILE_MODE: u32 = 0o640;
 
@@ -64,7 +60,6 @@ impl Files {
     pub fn weights_of(&self, engine: usize) -> WeightFiles {
         let place = self.places.fetch_add(1, Ordering::Relaxed);
         WeightFiles {
-            patch: self.dir.join(format!("{engine}-{place}.safetensors")),
             folder: self.dir.join(format!("{engine}-{place}.folder")),
         }
     }
@@ -76,34 +71,13 @@ impl Drop for Files {
     }
 }
 
-/// A patch and a folder for one engine, each of which may be there. Dropping it removes both.
+/// A folder for one engine, which may be there. Dropping it removes it.
 #[derive(Debug)]
 pub struct WeightFiles {
-    pub patch: PathBuf,
     pub folder: PathBuf,
 }
 
 impl WeightFiles {
-    /// Writes the patch. Its group may read it.
-    pub fn write_patch(&self, bytes: &[u8]) -> anyhow::Result<()> {
-        let written = create(&self.patch).and_then(|mut file| file.write_all(bytes));
-        written.with_context(|| format!("write {}", self.patch.display()))
-    }
-
-    /// Waits until nobody has a lock on the patch: its readers hold one until they have read it.
-    pub async fn patch_is_read(&self) -> anyhow::Result<()> {
-        let file = File::open(&self.patch).with_context(|| format!("open {}", self.patch.display()))?;
-        let mut waiting = file;
-        loop {
-            match Flock::lock(waiting, FlockArg::LockExclusiveNonblock) {
-                Ok(_) => return Ok(()),
-                Err((file, Errno::EWOULDBLOCK)) => waiting = file,
-                Err((_, error)) => return Err(error).with_context(|| format!("lock {}", self.patch.display())),
-            }
-            tokio::time::sleep(LOCK_CHECK_INTERVAL).await;
-        }
-    }
-
     /// Writes a Hugging Face folder. Its group may read it.
     pub fn write_folder(&self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
         checkpoint.write_dir(&self.folder)?;
@@ -115,23 +89,11 @@ impl WeightFiles {
         });
         opened.with_context(|| format!("set permissions in {}", self.folder.display()))
     }
-
-    fn remove(&self) -> io::Result<()> {
-        absent_or(fs::remove_file(&self.patch))?;
-        absent_or(fs::remove_dir_all(&self.folder))
-    }
 }
 
 impl Drop for WeightFiles {
     fn drop(&mut self) {
-        let _ = self.remove();
-    }
-}
-
-fn absent_or(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -44,7 +44,7 @@ async fn new_weights_are_given_between_pause_and_resume() {
 
 #[tokio::test]
 async fn a_patch_of_other_weights_is_refused_with_the_servers_reason_and_the_server_goes_on() {
-    let patch = Path::new("/dev/shm/springtide/contract.safetensors");
+    let patch = "/dev/shm/springtide/contract.safetensors";
     let server = play_back(&["pause", "start", "patch from another version", "resume", "weights"]).await;
     let refused = server
         .update(Weights::Patch(patch), "aa", "bb", "springtide-7-bb", InFlight::Drain)

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::manifest::ObjectRef;
 
@@ -217,92 +215,4 @@ fn a_shard_number_out_of_range_is_refused_and_a_spare_shard_is_empty() {
 fn a_shard_shorter_than_its_reverse_data_is_refused() {
     let parts = [(bytes::Bytes::from_static(b"abc"), 4)];
     assert!(matches!(concat(b"", &parts), Err(Error::Malformed(_))));
-}
-
-/// A tensor's shape, the divided dimension, and a range of it.
-fn any_slice() -> impl Strategy<Value = (Vec<usize>, usize, std::ops::Range<usize>)> {
-    prop::collection::vec(1usize..7, 1..4).prop_flat_map(|shape| {
-        let dims = 0..shape.len();
-        (Just(shape), dims).prop_flat_map(|(shape, dim)| {
-            let extent = shape[dim];
-            (Just(shape), Just(dim), 0..=extent, 0..=extent)
-                .prop_map(|(shape, dim, a, b)| (shape, dim, a.min(b)..a.max(b)))
-        })
-    })
-}
-
-proptest! {
-    #[test]
-    fn a_slice_is_taken_compared_and_written_back((shape, dim, range) in any_slice(), seed in any::<u8>()) {
-        let weights: usize = shape.iter().product();
-        let (old, chance) = (noise(seed, weights * 2), noise(seed.wrapping_add(1), weights * 2));
-        let mut new = old.clone();
-        for (new, chance) in new.chunks_exact_mut(2).zip(chance.chunks_exact(2)) {
-            if chance[0] % 3 == 0 {
-                new.copy_from_slice(chance);
-            }
-        }
-        let slice = TensorSlice::new(Dtype::BF16, &shape, dim, range.clone()).unwrap();
-        let (part, next) = (slice.take(&old).unwrap(), slice.take(&new).unwrap());
-        prop_assert_eq!(part.len(), slice.weights() * 2);
-        // the owner of each weight, by walking over all indices
-        let inner: usize = shape[dim + 1..].iter().product();
-        let expected = (0..weights).filter(|at| range.contains(&(at / inner % shape[dim])));
-        let expected: Vec<u8> = expected.flat_map(|at| [old[at * 2], old[at * 2 + 1]]).collect();
-        prop_assert_eq!(&part, &expected);
-
-        let changed = slice.compare(&part, &next).unwrap();
-        let mut differing = vec![];
-        frame::differing(2, &old, &new, &mut differing);
-        let every_change = Change::Some(differing.iter().map(|&at| (at, simd::value::<2>(simd::at(&new, at)))).collect());
-        prop_assert_eq!(&slice.own(0, &every_change), &changed);
-        prop_assert_eq!(&slice.own(0, &Change::Same), &vec![]);
-
-        for weights in [changed.clone(), slice.own(0, &Change::All(new.clone()))] {
-            let mut arrived = part.clone();
-            slice.write(&weights, &mut arrived).unwrap();
-            prop_assert_eq!(&arrived, &next);
-        }
-        let mut rebuilt = old.clone();
-        for (frame, values) in slice.in_frames(&changed) {
-            prop_assert_eq!(frame, 0);
-            Change::Some(values).write(2, &mut rebuilt);
-        }
-        prop_assert_eq!(slice.take(&rebuilt).unwrap(), next);
-    }
-}
-
-#[test]
-fn a_row_split_touches_few_frames_and_a_column_split_all() {
-    let shape = [4096, 1024];
-    let rows = TensorSlice::even(Dtype::BF16, &shape, 0, 1, 4).unwrap();
-    assert_eq!((rows.frames(), rows.weights()), (1..2, 1 << 20));
-    assert_eq!(
-        TensorSlice::new(Dtype::BF16, &shape, 0, 1000..1030).unwrap().frames(),
-        0..2
-    );
-    assert_eq!(TensorSlice::new(Dtype::BF16, &shape, 0, 7..7).unwrap().frames(), 0..0);
-    let columns = TensorSlice::even(Dtype::BF16, &shape, 1, 3, 4).unwrap();
-    assert_eq!((columns.frames(), columns.weights()), (0..4, 1 << 20));
-    // the second of two frames, by its own indices
-    let columns = columns.in_frames(&[(0, 7), (255, 8), (256 * 1024, 9)]);
-    let expected = [(0, vec![(768, 7), (1023, 8)]), (1, vec![(768, 9)])];
-    assert_eq!(columns, expected.into());
-}
-
-#[test]
-fn slices_out_of_range_are_refused() {
-    let even = |shape: &[usize], dim, rank, of| TensorSlice::even(Dtype::BF16, shape, dim, rank, of);
-    assert!(even(&[4, 4], 1, 3, 4).is_ok());
-    assert!(even(&[4, 4], 2, 0, 1).is_err());
-    assert!(even(&[4, 4], 1, 4, 4).is_err());
-    assert!(even(&[4, 4], 1, 0, 3).is_err());
-    assert!(even(&[4, 4], 1, 0, 0).is_err());
-    assert!(TensorSlice::new(Dtype::BF16, &[4, 4], 0, 3..5).is_err());
-    assert!(TensorSlice::new(Dtype::F4, &[4, 4], 0, 0..1).is_err());
-    let slice = even(&[4, 4], 1, 3, 4).unwrap();
-    assert!(slice.take(&[0; 31]).is_err());
-    assert!(slice.compare(&[0; 8], &[0; 7]).is_err());
-    assert!(slice.write(&[(4, 0)], &mut [0; 8]).is_err());
-    assert!(slice.write(&[(u64::MAX, 0)], &mut [0; 8]).is_err());
 }

@@ -61,18 +61,15 @@ fn the_group_may_read_weights_and_nobody_else_and_no_link_is_followed() {
     assert_eq!(mode(&files.dir), 0o750);
     let weights = files.weights_of(0);
     let elsewhere = dir.path().join("elsewhere");
-    symlink(&elsewhere, &weights.patch).unwrap();
-    assert!(weights.write_patch(b"weights").is_err() && !elsewhere.exists());
-    fs::remove_file(&weights.patch).unwrap();
-    weights.write_patch(b"weights").unwrap();
+    symlink(&elsewhere, &weights.folder).unwrap();
+    assert!(weights.write_folder(&checkpoint()).is_err() && !elsewhere.exists());
+    fs::remove_file(&weights.folder).unwrap();
     weights.write_folder(&checkpoint()).unwrap();
-    assert_eq!(fs::read(&weights.patch).unwrap(), b"weights");
-    assert_eq!(mode(&weights.patch), 0o640);
     assert_eq!(mode(&weights.folder), 0o750);
     assert_eq!(mode(&weights.folder.join("config.json")), 0o640);
-    let (patch, folder) = (weights.patch.clone(), weights.folder.clone());
+    let folder = weights.folder.clone();
     drop(weights);
-    assert!(!patch.exists() && !folder.exists());
+    assert!(!folder.exists());
 }
 
 #[test]
@@ -81,11 +78,11 @@ fn what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not() {
     let patches = dir.path().join("patches");
     let living = Files::open(&patches).unwrap();
     let of_living = living.weights_of(0);
-    of_living.write_patch(b"weights").unwrap();
+    of_living.write_folder(&checkpoint()).unwrap();
     // a second one with the same process id, as in another container
     let beside = Files::open(&patches).unwrap();
     assert_ne!(beside.dir, living.dir);
-    assert!(of_living.patch.exists());
+    assert!(of_living.folder.exists());
     // as a process that was killed leaves it: a lock that nobody holds
     let left = patches.join(format!("{PREFIX}left"));
     fs::create_dir(&left).unwrap();
@@ -100,7 +97,7 @@ fn what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not() {
     fs::create_dir(patches.join("weights-mine")).unwrap();
     let next = Files::open(&patches).unwrap();
     assert!(!left.exists());
-    assert_eq!(fs::read(&of_living.patch).unwrap(), b"weights");
+    assert!(of_living.folder.join("config.json").exists());
     assert!(patches.join("mine").exists() && patches.join("weights-mine").exists());
     drop(of_living);
     drop((living, beside, next));
