@@ -79,10 +79,10 @@ def measure(args: argparse.Namespace, group: "Group", gigabytes: float, work: pa
     # versions are numbered over all policies of a database
     (base,) = re.findall(r"has a head.* head=([0-9]+)", plain)
     step("publish", "policy", "publish", second, "--line", "next", "--parent", base)
+    shutil.rmtree(first)
     step("verify", "policy", "verify", int(base) + 1)
     step("pull", "policy", "pull", int(base) + 1, pulled := work / "pulled")
     assert digest(pulled) == digest(second), "other bytes were pulled"
-    shutil.rmtree(first)
     third = work / "third"
     change(second, third, seed=1)
     for rank in range(1, RANKS + 1):
