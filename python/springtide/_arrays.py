@@ -32,12 +32,14 @@ BOTH = {
 
 
 def torch_dtype(name: str) -> Any:
-    """Torch's dtype of a checkpoint's. Raises `ValueError` if it has none."""
+    """Torch's dtype of a checkpoint's. Raises `ArtifactError` if it has none."""
     import torch
+
+    from springtide._artifact import ArtifactError
 
     _, ours = TORCH_ONLY.get(name, (None, BOTH.get(name)))
     if ours is None:
-        raise ValueError(f"torch has no dtype {name}")
+        raise ArtifactError(f"torch has no dtype {name}")
     return getattr(torch, ours)
 
 

@@ -3,8 +3,10 @@ is written."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import secrets
 import socket
 import urllib.error
 import urllib.parse
@@ -13,27 +15,30 @@ from typing import Any
 
 from springtide._artifact import ArtifactError, Checkpoint, Patch
 
-#: Seconds without a byte from the follower.
+#: Seconds without a byte from the follower, and until it says which versions there are: a worker waits for that.
 TIMEOUT = 60
+SOON = 10
+#: Of this process. Containers may share names of hosts.
+WORKER = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Follower:
     """What one worker asks during one update. The follower (`serve` or `follow`) made the URL for it.
 
-    Raises `ArtifactError` with the follower's reason, and `OSError` if it does not answer.
+    `of` workers hold the model together, as the replica `replica`; 0: not known. Raises `ArtifactError` with the
+    follower's reason, and `OSError` if it does not answer.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, replica: int = 0, of: int = 0) -> None:
         self.url = url
-        worker = f"{socket.gethostname()}-{os.getpid()}"
-        self._query = "?" + urllib.parse.urlencode({"worker": worker})
+        self._query = "?" + urllib.parse.urlencode({"worker": WORKER, "replica": replica, "of": of})
         # it is in the cluster, never behind a proxy
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def versions(self) -> dict[str, Any]:
         """The content hashes `from` and `to`, the names `changed`, and `tensors`: dtype and shape by name. From now on
         the follower waits for this worker."""
-        versions: dict[str, Any] = json.loads(self._send("", None))
+        versions: dict[str, Any] = json.loads(self._send("", None, SOON))
         return versions
 
     def patch(self, parts: list[dict[str, Any]], versions: dict[str, Any]) -> Patch:
@@ -51,15 +56,17 @@ class Follower:
         """What the worker holds: parts with the `sha256` of each."""
         self._send("/held", parts)
 
-    def _send(self, what: str, body: Any) -> bytes:
+    def _send(self, what: str, body: Any, timeout: float = TIMEOUT) -> bytes:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + what + self._query, data, {"content-type": "application/json"})
         try:
-            with self._opener.open(request, timeout=TIMEOUT) as answer:
+            request = urllib.request.Request(self.url + what + self._query, data, {"content-type": "application/json"})
+            with self._opener.open(request, timeout=timeout) as answer:
                 received: bytes = answer.read()
                 return received
         except urllib.error.HTTPError as refused:
             raise ArtifactError(f"the follower refuses: {refused.read(1000).decode(errors='replace')}") from refused
+        except (ValueError, http.client.HTTPException) as error:
+            raise ArtifactError(f"{self.url} is no follower: {error}") from error
 
 
 def check_start(holds: str | None, start: str | None) -> None:

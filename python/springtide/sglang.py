@@ -10,6 +10,7 @@ holds the version that it starts from. Written for SGLang 0.5.23.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -89,23 +90,31 @@ def update(model: Any, path: str | os.PathLike[str]) -> str:
             model.springtide_holds = model.springtide_places = None
             model.load_weights((name, checkpoint[name].torch()) for name in checkpoint)
         else:
-            follower = Follower(str(path))
-            versions = follower.versions()
-            check_start(holds, versions["from"])
-            places: Places | None = getattr(model, "springtide_places", None)
-            if places is None:
-                places = model.springtide_places = Places(model)
-            parts = places.parts(versions["tensors"], versions["changed"])
-            absent = {*versions["changed"]} - {part.tensor for part in parts}
-            if absent:
-                raise ArtifactError(f"the loader does not copy {min(absent)!r}: load a folder")
-            patch = follower.patch([part.place() for part in parts], versions)
-            root, changed = patch.to_root, f"{patch.weights} weights"
-            changes = writes(parts, patch)
-            model.springtide_holds = None
-            for write in changes:
-                write.do()
+            root, changed = _patch(model, Follower(str(path)), holds)
     model.springtide_holds = root
     done = f"version {root[:12]}: {changed} in {time.perf_counter() - started:.3f} s"
     _log.info(done)
     return done
+
+
+def _patch(model: Any, follower: Follower, holds: str | None) -> tuple[str, str]:
+    """Returns the content hash of the new version, and what was done. The follower is told how it ended: SGLang passes
+    on the answer of one worker alone."""
+    try:
+        versions = follower.versions()
+        check_start(holds, versions["from"])
+        places: Places | None = getattr(model, "springtide_places", None)
+        if places is None:
+            places = model.springtide_places = Places(model)
+        parts = places.parts(versions["tensors"], versions["changed"])
+        patch = follower.patch([part.place() for part in parts], versions)
+        changes = writes(parts, patch)
+        model.springtide_holds = None
+        for write in changes:
+            write.do()
+    except Exception as error:
+        with contextlib.suppress(ArtifactError, OSError):
+            follower.end(str(error))
+        raise
+    follower.end()
+    return patch.to_root, f"{patch.weights} weights"

@@ -33,6 +33,7 @@ from springtide._engine import Follower, check_start, stage_folder
 from springtide._places import Places, Write, writes
 
 Result = TypeVar("Result")
+Stops = Callable[[], bool]
 
 
 class _Patched(NamedTuple):
@@ -49,11 +50,11 @@ class _Patched(NamedTuple):
 class _Beside(threading.Thread):
     """Works for the follower beside the requests that the worker computes."""
 
-    def __init__(self, update: Any, url: str, work: Callable[[Follower, dict[str, Any]], Any]) -> None:
+    def __init__(self, update: Any, follower: Follower, work: Callable[[Follower, dict[str, Any], Stops], Any]) -> None:
         super().__init__(name="springtide", daemon=True)
-        self.update = (url, update.start, update.to)
+        self.update = (follower.url, update.start, update.to)
         self.stopped = threading.Event()
-        self._work, self._follower = work, Follower(url)
+        self._work, self._follower = work, follower
         self._made: Any = None
         self._failed: Exception | None = None
         # an error is told later: here it would be one of one worker
@@ -64,12 +65,16 @@ class _Beside(threading.Thread):
             self.start()
         except Exception as error:
             self._failed = error
+            self._end()
 
     def run(self) -> None:
         try:
-            self._made = self._work(self._follower, self._versions)
+            self._made = self._work(self._follower, self._versions, self.stopped.is_set)
         except Exception as error:
             self._failed = error
+        self._end()
+
+    def _end(self) -> None:
         reason = None if self._failed is None else str(self._failed)
         # the follower may need no answer any more
         with contextlib.suppress(ArtifactError, OSError):
@@ -154,10 +159,10 @@ def _engine() -> type[Any]:
                 update_info["start"] = update_info.pop("from")
             update = self.parse_update_info(update_info)
             if update.stage:
-                self._staging = _Beside(update, update.stage, self._patch)
+                self._staging = _Beside(update, self._ask(update.stage), self._patch)
                 return
             if update.prove:
-                self._proving = _Beside(update, update.prove, self._prove)
+                self._proving = _Beside(update, self._ask(update.prove), self._prove)
                 return
             if self._proving is not None:
                 self._proving.stopped.set()
@@ -222,16 +227,15 @@ def _engine() -> type[Any]:
             check_start(self.holds, update.start)
             staging, self._staging = self._staging, None
             if staging is None or staging.update != (update.patch, update.start, update.to):
-                staging = _Beside(update, update.patch, self._patch)
+                staging = _Beside(update, self._ask(update.patch), self._patch)
             staged: _Patched = staging.made()
             check_start(self.holds, staged.from_root)
             return staged
 
         @torch.no_grad()  # type: ignore[untyped-decorator]
-        def _patch(self, follower: Follower, versions: dict[str, Any]) -> _Patched:
+        def _patch(self, follower: Follower, versions: dict[str, Any], _: Stops) -> _Patched:
             check_start(self.holds, versions["from"])
-            if self.model_config.quantization is not None or self.parallel_config.enable_eplb:
-                raise ArtifactError("the server quantizes its weights or moves its experts: load a folder")
+            self._check_places()
             changed = versions["changed"]
             parts = self._where().parts(versions["tensors"], changed)
             patch = follower.patch([part.place() for part in parts], versions)
@@ -239,11 +243,19 @@ def _engine() -> type[Any]:
             return _Patched(patch.from_root, patch.weights, writes(parts, patch), latent)
 
         @torch.no_grad()  # type: ignore[untyped-decorator]
-        def _prove(self, follower: Follower, versions: dict[str, Any]) -> None:
+        def _prove(self, follower: Follower, versions: dict[str, Any], stops: Stops) -> None:
             if self.holds != versions["to"]:
                 raise ArtifactError(f"the server holds version {self.holds}")
-            stopped = self._proving.stopped.is_set if self._proving else bool
-            follower.held(self._where().held(versions["tensors"], stopped))
+            self._check_places()
+            follower.held(self._where().held(versions["tensors"], stops))
+
+        def _check_places(self) -> None:
+            if self.model_config.quantization is not None or self.parallel_config.enable_eplb:
+                raise ArtifactError("the server quantizes its weights or moves its experts: load a folder")
+
+        def _ask(self, url: str) -> Follower:
+            config = self.parallel_config
+            return Follower(url, config.data_parallel_rank, config.world_size)
 
         def _where(self) -> Places:
             if self._places is None:

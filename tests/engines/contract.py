@@ -26,7 +26,7 @@ COPY = "/dev/shm/springtide/contract.folder"
 # Where a follower has the patch from the folder's weights to the same ones. The recording names no port.
 PATCH = "http://127.0.0.1/patch"
 # Content hash of demo/models/base.
-ROOT = "2a23c48fb6484018355c3f7b7ffd335fba043f8d5fc3b38dab4e987bb645d21a"
+ROOT = "ff1ed64868a21fcf60fdcaece55dc27426b83b925ea43c4ca94b0f0608361730"
 PROMPT = [5, 6, 7, 8]
 UNKNOWN = [5, 6, 7, 1_000_000]
 NAME = "springtide-7-bb"

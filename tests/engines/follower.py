@@ -49,6 +49,7 @@ class Exchange:
         self.end(worker, sorted(wrong))
 
     def end(self, worker: str, how: str | list[str]) -> None:
+        """What a worker holds counts more than that it is ready."""
         with self._changed:
             self.ended.setdefault(worker, how)
             self._changed.notify_all()

@@ -206,6 +206,10 @@ def main():
         found = find_faults(engine, follower, Path(work), new_folder, new) if isinstance(engine, Vllm) else 0
         assert engine.folder(old_folder, old.root(), "old") is None
         assert engine.logprobs() == before
+        if isinstance(engine, Vllm):  # also after another update
+            exchange = Exchange(None, old)
+            held = engine.prove(follower.open(exchange), exchange, old.root())
+            assert held == [[]] * len(exchange.parts), held
     print(
         f"{sys.argv[1]}: a patch of {patch.weights} weights is exact (it moved log-probabilities by up to "
         f"{difference:.3f}); {refusals} other updates were refused; {found} planted faults were found by bytes"

@@ -248,15 +248,21 @@ impl Updater {
             name,
             version: version.clone(),
             checkpoint: checkpoint.clone(),
+            is_refuted: self.is_refuted(engine),
         };
         self.pool.promise(engine, Some(version.serial));
-        let held = self.held[engine].clone();
-        let held = held.filter(|held| !held.proof.refuted.load(Ordering::Relaxed));
+        let held = self.held[engine].clone().filter(|_| !change.is_refuted);
         self.changing[engine] = Some(Ongoing {
             serial: version.serial,
             task: AbortOnDropHandle::new(tokio::spawn(change.run(held))),
         });
         Ok(())
+    }
+
+    /// Whether its workers hold other weights than they were given.
+    fn is_refuted(&self, engine: usize) -> bool {
+        let proof = self.held[engine].as_ref().map(|held| &held.proof);
+        proof.is_some_and(|proof| proof.refuted.load(Ordering::Relaxed))
     }
 
     /// Refuses a version that nothing can prove, unless somebody vouches for it.
@@ -333,6 +339,7 @@ impl Updater {
     /// An engine's change has ended in the middle.
     fn interrupted(&mut self, engine: usize) {
         match self.pool.state(engine) {
+            State::Draining(_) if self.is_refuted(engine) => self.pool.set_state(engine, State::Unproven, None),
             State::Draining(serial) => self.pool.set_state(engine, State::Serving(serial), None),
             State::Changing => {
                 self.held[engine] = None;

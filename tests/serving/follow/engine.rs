@@ -171,7 +171,11 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
 /// As an engine with one worker, whose memories are the tensors.
 async fn stage(engine: &Engine, url: &str) {
     let client = reqwest::Client::new();
-    client.get(format!("{url}?worker=0")).send().await.unwrap();
+    client
+        .get(format!("{url}?worker=0&replica=0&of=1"))
+        .send()
+        .await
+        .unwrap();
     let part = |(name, tensor): (&String, &TensorData)| {
         let elements = tensor.shape.iter().product();
         LocalPart {
@@ -184,7 +188,7 @@ async fn stage(engine: &Engine, url: &str) {
     };
     let parts: Vec<LocalPart> = engine.held().checkpoint.tensors.iter().map(part).collect();
     let asked = client
-        .post(format!("{url}/patch?worker=0"))
+        .post(format!("{url}/patch?worker=0&replica=0&of=1"))
         .json(&parts)
         .send()
         .await
@@ -192,7 +196,7 @@ async fn stage(engine: &Engine, url: &str) {
     let patch = Contents::from_bytes(&asked.bytes().await.unwrap()).unwrap();
     engine.held().patch = Some(patch);
     let ready = client
-        .post(format!("{url}/end?worker=0"))
+        .post(format!("{url}/end?worker=0&replica=0&of=1"))
         .json(&json!({"failed": null}));
     ready.send().await.unwrap().error_for_status().unwrap();
 }

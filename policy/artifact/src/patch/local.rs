@@ -10,6 +10,8 @@ use super::{Contents, Error, Patch, Row, written};
 use crate::checkpoint::Checkpoint;
 use crate::tensor::{TensorData, weight_bytes};
 
+const AXES_MAX: usize = 16;
+
 /// A part of a tensor in a worker's memory. All places and distances are counted in weights.
 ///
 /// The weight with the indices `i` on the part's axes is in the tensor at `first + Σ i·there`, and in memory at
@@ -70,7 +72,8 @@ impl LocalPart {
         let within = self.axes.iter().rev().try_fold(1_usize, |within, &(size, there, _)| {
             (there >= within).then(|| there.checked_mul(size)).flatten()
         });
-        let fits = within.is_some()
+        let fits = self.axes.len() <= AXES_MAX
+            && within.is_some()
             && inside(self.in_tensor(), elements)
             && inside(self.ends(self.at, |axis| axis.2), self.memory);
         match fits {

@@ -40,6 +40,8 @@ pub(crate) struct Faults {
 pub(crate) struct Held {
     pub(crate) name: String,
     pub(crate) checkpoint: Checkpoint,
+    /// Of the version that it was given last, as its workers remember it.
+    pub(crate) root: String,
     pub(crate) model: Arc<ExactModel>,
     pub(crate) faults: Faults,
     /// Patches and folders that it was given.
@@ -94,6 +96,7 @@ impl Fake {
             name: "default".into(),
             model: Arc::new(ExactModel::from_checkpoint(&checkpoint).unwrap()),
             checkpoint,
+            root: String::new(),
             faults: Faults::default(),
             updates: Vec::new(),
             pauses: Vec::new(),
@@ -147,6 +150,7 @@ impl Fake {
         let mut held = self.held();
         held.name = "default".into();
         held.checkpoint = first();
+        held.root.clear();
         held.model = Arc::new(ExactModel::from_checkpoint(&held.checkpoint).unwrap());
     }
 
@@ -190,7 +194,7 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
     let mut held = fake.held();
     let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
         (Some(url), _) => {
-            if info["from"] != held.checkpoint.root().to_string() {
+            if info["from"] != held.root {
                 return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
             }
             assert_eq!(held.staged[0], held.staged[1], "a patch is there before the pause");
@@ -210,6 +214,7 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
         (None, None) => return Err((StatusCode::BAD_REQUEST, "no weights".into())),
     };
     held.updates.push(kind);
+    held.root = info["to"].as_str().unwrap().into();
     if !ignored {
         held.model = Arc::new(ExactModel::from_checkpoint(&next).unwrap());
         held.checkpoint = next;
@@ -226,7 +231,7 @@ struct Worker {
 
 impl Worker {
     async fn ask(fake: Fake, url: &str) -> Self {
-        let versions: Value = reqwest::get(format!("{url}?worker=0"))
+        let versions: Value = reqwest::get(format!("{url}?worker=0&replica=0&of=1"))
             .await
             .unwrap()
             .json()
@@ -257,7 +262,7 @@ impl Worker {
 
     /// The body of the answer. The update may have ended.
     async fn post(&self, what: &str, body: &impl serde::Serialize) -> axum::body::Bytes {
-        let url = format!("{}/{what}?worker=0", self.url);
+        let url = format!("{}/{what}?worker=0&replica=0&of=1", self.url);
         let answer = reqwest::Client::new().post(url).json(body).send().await;
         match answer {
             Ok(answer) => answer.bytes().await.unwrap_or_default(),
@@ -289,6 +294,7 @@ impl Worker {
             sha256: part.digest(&checkpoint.tensors[&part.tensor]).unwrap(),
         });
         self.post("held", &held.collect::<Vec<_>>()).await;
+        self.post("end", &json!({"failed": null})).await;
         self.fake.held().proofs += 1;
     }
 }

@@ -1,7 +1,7 @@
 //! One change of an engine's version: files, drain, update, probe.
 
 use super::files::{Files, WeightFiles};
-use super::workers::{Asked, Proof, Workers};
+use super::workers::{Asked, Workers};
 use super::{Held, OfBytes, weights_name};
 use crate::engine::LoadedVersion;
 use crate::remote::options::{InFlight, Options};
@@ -39,6 +39,8 @@ pub(super) struct Change {
     pub name: String,
     pub version: Arc<LoadedVersion>,
     pub checkpoint: Arc<Checkpoint>,
+    /// What it holds is not what it says: all weights are loaded.
+    pub is_refuted: bool,
 }
 
 /// New weights for an engine.
@@ -55,6 +57,8 @@ struct ForWorkers {
     from: String,
     /// Weights that it changes.
     weights: u64,
+    /// The workers have it. Otherwise they ask for it during the update.
+    is_staged: bool,
 }
 
 impl Change {
@@ -90,8 +94,16 @@ impl Change {
             self.drain(held.as_ref()).await;
         }
         let drained = started.elapsed();
-        if let Some(held) = &held {
-            held.proof.over.store(true, Ordering::Relaxed);
+        let mut prepared = prepared;
+        if let Some(Held { proof, .. }) = &held {
+            proof.over.store(true, Ordering::Relaxed);
+            if proof.refuted.load(Ordering::Relaxed) && prepared.patch.take().is_some() {
+                // since it was prepared
+                if let Err(error) = self.write_folder(&prepared.files).await {
+                    self.pool.set_state(self.engine, State::Unproven, None);
+                    return (held, Err(error));
+                }
+            }
         }
         self.pool.update_begins(self.engine, &self.name);
         let (probed, patched) = match self.update(prepared).await {
@@ -121,17 +133,20 @@ impl Change {
         metrics::gauge!("springtide_remote_probe_difference", "engine" => url)
             .set(f64::from(probed.largest_difference));
         let mut now_held = self.held(Arc::downgrade(&self.version));
-        // after a folder nothing is known
-        let before = held.filter(|_| patched.is_some());
-        let begins = before.map_or(Instant::now(), |held| {
-            Instant::now().max(held.proof.begins + PROOF_INTERVAL)
-        });
-        now_held.proof = self.prove(begins);
+        let now = Instant::now();
+        let begins = match held.map(|held| held.proof.begins).filter(|_| patched.is_some()) {
+            // it waits for its turn
+            Some(begins) if begins > now => begins,
+            Some(begins) => now.max(begins + PROOF_INTERVAL),
+            None => now,
+        };
+        now_held.proof = self.prove(begins, patched.is_some());
         (Some(now_held), Ok(away))
     }
 
-    /// Compares all that the engine's workers hold with the version, while it answers.
-    fn prove(&self, begins: Instant) -> Arc<OfBytes> {
+    /// Compares all that the engine's workers hold with the version, while it answers. If it `is_patched` and they hold
+    /// others, it gets no traffic until it has loaded all weights. Else only people can help, and they are told.
+    fn prove(&self, begins: Instant, is_patched: bool) -> Arc<OfBytes> {
         let (pool, engine, serial) = (self.pool.clone(), self.engine, self.version.serial);
         let (workers, root, checkpoint) = (self.workers.clone(), self.version.root, self.checkpoint.clone());
         let limit = Duration::from_millis(self.options.timeout_ms).saturating_mul(PROOF_TIMEOUTS);
@@ -141,62 +156,55 @@ impl Change {
             tokio::time::sleep_until(begins.into()).await;
             let client = pool.client(engine);
             let asked = workers.ask(None, root, checkpoint);
-            let found = async {
-                match client.prove(&asked.url, &asked.to()).await? {
-                    true => asked.proof().await.map(Some),
-                    false => Ok(None),
-                }
+            let found = match client.prove(&asked.url, &asked.to()).await {
+                Ok(true) => asked.proof(limit).await,
+                Ok(false) => return,
+                Err(error) => Err(error),
             };
-            let found = tokio::time::timeout(limit, found).await;
-            let found = found.unwrap_or_else(|_| bail!("it took too long"));
             let Some(of) = of.upgrade().filter(|of| !of.over.load(Ordering::Relaxed)) else {
                 return;
             };
-            let (url, seconds) = (client.url(), begins.elapsed().as_secs_f64());
-            match found {
-                Ok(None) => {}
-                Ok(Some(Proof {
-                    workers,
-                    compared,
-                    weights,
-                    wrong,
-                })) if wrong.is_empty() => {
+            let engine_url = client.url();
+            let compared = match found {
+                Ok(proof) if proof.wrong.is_empty() => {
+                    let seconds = begins.elapsed().as_secs_f64();
                     tracing::info!(
-                        engine = url,
+                        engine = engine_url,
                         version = serial,
-                        workers,
-                        compared,
-                        weights,
+                        ?proof,
                         seconds,
                         "workers hold the version"
                     );
-                    metrics::gauge!("springtide_remote_compared_weights", "engine" => url.to_owned())
-                        .set(compared as f64);
+                    proof.compared
                 }
-                Ok(Some(Proof { wrong, .. })) => {
+                Ok(proof) => {
                     tracing::error!(
-                        engine = url,
+                        engine = engine_url,
                         version = serial,
-                        ?wrong,
-                        "workers hold other weights; all are loaded again"
+                        ?proof,
+                        "workers hold other weights"
                     );
                     metrics::counter!("springtide_remote_proofs_failed_total").increment(1);
-                    of.refuted.store(true, Ordering::Relaxed);
-                    if matches!(pool.state(engine), State::Serving(served) if served == serial) {
+                    of.refuted.store(is_patched, Ordering::Relaxed);
+                    if is_patched && matches!(pool.state(engine), State::Serving(served) if served == serial) {
                         pool.update_failed(engine);
                         pool.set_state(engine, State::Unproven, None);
                     }
+                    0
                 }
                 Err(error) => {
                     let error = format!("{error:#}");
                     tracing::warn!(
-                        engine = url,
+                        engine = engine_url,
                         version = serial,
                         error,
                         "workers do not say what they hold"
                     );
+                    0
                 }
-            }
+            };
+            metrics::gauge!("springtide_remote_compared_weights", "engine" => engine_url.to_owned())
+                .set(compared as f64);
         });
         let _ = proof.task.set(AbortOnDropHandle::new(task));
         proof
@@ -215,8 +223,8 @@ impl Change {
     /// Makes the new weights ready, while the engine still answers.
     async fn prepare(&self, held: Option<&Held>) -> anyhow::Result<Prepared> {
         let named = match held {
-            Some(_) => None,
-            None => self.named().await,
+            None if !self.is_refuted => self.named().await,
+            _ => None,
         };
         let held = held.or(named.as_ref());
         if let Some(held) = held.filter(|_| self.options.reads_text) {
@@ -262,12 +270,22 @@ impl Change {
             .workers
             .ask(Some(contents), self.version.root, self.checkpoint.clone());
         let client = self.pool.client(self.engine);
-        if client.stage(&asked.url, &from, &asked.to()).await? {
-            let limit = Duration::from_millis(self.options.timeout_ms);
-            let staged = tokio::time::timeout(limit, asked.staged()).await;
-            staged.context("it took too long")??;
+        let is_staged = client.stage(&asked.url, &from, &asked.to()).await?;
+        if is_staged {
+            self.staged(&asked).await?;
         }
-        Ok(Some(ForWorkers { asked, from, weights }))
+        Ok(Some(ForWorkers {
+            asked,
+            from,
+            weights,
+            is_staged,
+        }))
+    }
+
+    async fn staged(&self, asked: &Asked) -> anyhow::Result<()> {
+        let limit = Duration::from_millis(self.options.timeout_ms);
+        let staged = tokio::time::timeout(limit, asked.staged()).await;
+        staged.context("it took too long")?
     }
 
     async fn write_folder(&self, files: &Arc<WeightFiles>) -> anyhow::Result<()> {
@@ -336,12 +354,21 @@ impl Change {
     async fn update(&self, Prepared { files, patch }: Prepared) -> anyhow::Result<(Probed, Option<u64>)> {
         let client = self.pool.client(self.engine);
         let to = self.version.root.to_string();
-        if let Some(ForWorkers { asked, from, weights }) = patch {
+        if let Some(ForWorkers {
+            asked,
+            from,
+            weights,
+            is_staged,
+        }) = patch
+        {
             let patched = async {
                 let patch = Weights::Patch(&asked.url);
                 client
                     .update(patch, &from, &to, &self.name, self.options.in_flight)
                     .await?;
+                if !is_staged {
+                    self.staged(&asked).await?;
+                }
                 self.probe().await
             };
             match patched.await {

@@ -4,10 +4,13 @@
 //!
 //! | request | |
 //! |---|---|
-//! | `GET /{token}?worker=W` | [`Versions`]; from now on the worker is waited for |
-//! | `POST /{token}/patch?worker=W` | its [`LocalPart`]s; the answer is the worker's patch (`artifact::patch`) |
-//! | `POST /{token}/end?worker=W` | `{"failed": REASON}`, or `null`: it is ready |
-//! | `POST /{token}/held?worker=W` | its [`HeldPart`]s |
+//! | `GET /{token}` | [`Versions`]; from now on the worker is waited for |
+//! | `POST /{token}/patch` | its [`LocalPart`]s; the answer is the worker's patch (`artifact::patch`) |
+//! | `POST /{token}/held` | its [`HeldPart`]s |
+//! | `POST /{token}/end` | `{"failed": REASON}`, or `null`: it is ready, or has said what it holds |
+//!
+//! Each has `?worker=W&replica=R&of=N`: N workers hold a replica of the model together, and each of them must
+//! ask. 0: the worker does not know how many.
 //!
 //! The token is random and of one [`Exchange`]; nobody else knows it.
 
@@ -16,13 +19,16 @@ use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::patch::{Contents, HeldPart, LocalPart, wrongly_held};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Json, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Json, Path, Query, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use axum::routing::{get, post};
 use edge::problem::Problem;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
@@ -53,7 +59,11 @@ pub(super) struct Exchange {
 
 #[derive(Default)]
 struct Worker {
+    replica: String,
+    of: usize,
     parts: Vec<LocalPart>,
+    /// It has said what it holds.
+    is_compared: bool,
     ended: Option<Ended>,
 }
 
@@ -160,54 +170,78 @@ impl Asked {
     async fn all_ended(&self) -> anyhow::Result<()> {
         let mut workers = self.exchange.workers.subscribe();
         let ended = workers.wait_for(|workers| workers.values().all(|worker| worker.ended.is_some()));
-        let ended = ended.await.context("the listener has ended")?;
+        ended.await.map(drop).context("the listener has ended")
+    }
+
+    /// Fails if a worker has failed, or has not asked.
+    fn check_all(&self) -> anyhow::Result<()> {
+        let workers = self.exchange.workers.borrow();
         ensure!(
-            !ended.is_empty(),
-            "no worker has asked for it: is the engine's wheel of this release?"
+            !workers.is_empty(),
+            "no worker has asked: is the engine's wheel of this release, and does it reach weights_listen?"
         );
-        let failed: BTreeSet<&str> = ended
-            .values()
-            .filter_map(|worker| match &worker.ended {
-                Some(Ended::Failed(reason)) => Some(reason.as_str()),
-                _ => None,
-            })
-            .collect();
-        match failed.is_empty() {
-            true => Ok(()),
-            false => bail!("{}", Vec::from_iter(failed).join("; ")),
+        for worker in workers.values() {
+            let found = workers.values().filter(|other| other.replica == worker.replica).count();
+            ensure!(
+                worker.of == 0 || found == worker.of,
+                "{found} of {} workers have asked: does each of them reach weights_listen?",
+                worker.of
+            );
         }
+        let failed = workers.values().filter_map(|worker| match &worker.ended {
+            Some(Ended::Failed(reason)) => Some(reason.as_str()),
+            _ => None,
+        });
+        let failed: BTreeSet<&str> = failed.collect();
+        ensure!(failed.is_empty(), "{}", Vec::from_iter(failed).join("; "));
+        Ok(())
     }
 
     /// Waits until all workers are ready to write the patch. Fails if one of them is not, or if a tensor that
-    /// changes is in none of them.
+    /// changes is in none of a replica.
     pub async fn staged(&self) -> anyhow::Result<()> {
         self.all_ended().await?;
+        self.check_all()?;
         let workers = self.exchange.workers.borrow();
-        let there: BTreeSet<&str> = workers
+        let mut there: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for worker in workers.values() {
+            let names = worker.parts.iter().map(|part| part.tensor.as_str());
+            there.entry(&worker.replica).or_default().extend(names);
+        }
+        let changed = || self.exchange.patch.iter().flat_map(|patch| patch.tensors.keys());
+        match there
             .values()
-            .flat_map(|worker| &worker.parts)
-            .map(|part| &*part.tensor)
-            .collect();
-        let changed = self.exchange.patch.iter().flat_map(|patch| patch.tensors.keys());
-        let nowhere = changed.filter(|name| !there.contains(name.as_str())).min();
-        match nowhere {
+            .find_map(|there| changed().find(|name| !there.contains(name.as_str())))
+        {
             None => Ok(()),
             Some(name) => bail!("no worker's loader copies {name:?}"),
         }
     }
 
-    /// Waits until all workers have said what they hold. Fails if one of them cannot say it.
-    pub async fn proof(&self) -> anyhow::Result<Proof> {
-        self.all_ended().await?;
+    /// Waits until all workers have said what they hold, but not longer than `limit`. Fails if one of them has not
+    /// said it, unless another one holds other weights.
+    pub async fn proof(&self, limit: Duration) -> anyhow::Result<Proof> {
+        let in_time = tokio::time::timeout(limit, self.all_ended()).await;
+        let proof = self.found();
+        if proof.wrong.is_empty() {
+            in_time.context("it took too long")??;
+            self.check_all()?;
+            let is_silent = |worker: &Worker| !matches!(worker.ended, Some(Ended::Holds(_)));
+            let silent = self.exchange.workers.borrow().values().any(is_silent);
+            ensure!(!silent && proof.compared > 0, "a worker says nothing");
+        }
+        Ok(proof)
+    }
+
+    fn found(&self) -> Proof {
         let workers = self.exchange.workers.borrow();
         let parts = workers.values().flat_map(|worker| &worker.parts);
         // the same part of several workers counts once
-        let parts: BTreeMap<_, usize> = parts
-            .map(|part| {
-                let axes: Vec<(usize, usize)> = part.axes.iter().map(|axis| (axis.0, axis.1)).collect();
-                ((part.tensor.as_str(), part.first, axes), part.weights())
-            })
-            .collect();
+        let parts = parts.map(|part| {
+            let axes: Vec<(usize, usize)> = part.axes.iter().map(|axis| (axis.0, axis.1)).collect();
+            ((part.tensor.as_str(), part.first, axes), part.weights())
+        });
+        let parts: BTreeMap<_, usize> = parts.collect();
         let wrong = workers.iter().flat_map(|(name, worker)| match &worker.ended {
             Some(Ended::Holds(wrong)) => wrong
                 .iter()
@@ -215,34 +249,43 @@ impl Asked {
                 .collect(),
             _ => vec![],
         });
-        Ok(Proof {
+        let tensors = self.exchange.checkpoint.tensors.values();
+        Proof {
             workers: workers.len(),
-            compared: parts.values().sum(),
-            weights: self
-                .exchange
-                .checkpoint
-                .tensors
-                .values()
-                .map(|tensor| tensor.elements() as usize)
-                .sum(),
+            compared: parts.values().fold(0, |sum, weights| sum.saturating_add(*weights)),
+            weights: tensors.map(|tensor| tensor.elements() as usize).sum(),
             wrong: wrong.take(NAMED_MAX).collect(),
-        })
+        }
     }
 }
 
 #[derive(Deserialize)]
 struct Asking {
     worker: String,
+    replica: String,
+    of: usize,
 }
 
 fn router(open: Open) -> Router {
     Router::new()
         .route("/{token}", get(versions))
         .route("/{token}/patch", post(patch))
-        .route("/{token}/end", post(end))
         .route("/{token}/held", post(held))
+        .route("/{token}/end", post(end))
+        .route_layer(middleware::from_fn_with_state(open.clone(), only_open))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(open)
+}
+
+/// Before a body is read.
+async fn only_open(
+    State(open): State<Open>,
+    Path(token): Path<Uuid>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    exchange(&open, token)?;
+    Ok(next.run(request).await)
 }
 
 fn exchange(open: &Open, token: Uuid) -> Result<Arc<Exchange>, Problem> {
@@ -250,51 +293,73 @@ fn exchange(open: &Open, token: Uuid) -> Result<Arc<Exchange>, Problem> {
     found.ok_or_else(|| Problem::not_found("this update has ended"))
 }
 
+impl Exchange {
+    fn change(&self, asking: Asking, change: impl FnOnce(&mut Worker)) {
+        self.workers.send_modify(|workers| {
+            let worker = workers.entry(asking.worker).or_default();
+            (worker.replica, worker.of) = (asking.replica, asking.of);
+            change(worker);
+        });
+    }
+}
+
 async fn versions(
     State(open): State<Open>,
     Path(token): Path<Uuid>,
-    Query(Asking { worker }): Query<Asking>,
+    Query(asking): Query<Asking>,
 ) -> Result<Json<Versions>, Problem> {
     let exchange = exchange(&open, token)?;
-    exchange
-        .workers
-        .send_modify(|workers| drop(workers.insert(worker, Worker::default())));
+    exchange.change(asking, |worker| worker.ended = None);
     let tensors = exchange.checkpoint.tensors.iter();
+    let tensors = tensors.map(|(name, tensor)| (name.clone(), (tensor.dtype.to_string(), tensor.shape.clone())));
+    let changed = exchange.patch.iter().flat_map(|patch| patch.tensors.keys().cloned());
     Ok(Json(Versions {
         from: exchange.from.map(|from| from.to_string()),
         to: exchange.to.to_string(),
-        changed: exchange
-            .patch
-            .iter()
-            .flat_map(|patch| patch.tensors.keys().cloned())
-            .collect(),
-        tensors: tensors
-            .map(|(name, tensor)| (name.clone(), (tensor.dtype.to_string(), tensor.shape.clone())))
-            .collect(),
+        changed: changed.collect(),
+        tensors: tensors.collect(),
     }))
 }
 
 async fn patch(
     State(open): State<Open>,
     Path(token): Path<Uuid>,
-    Query(Asking { worker }): Query<Asking>,
+    Query(asking): Query<Asking>,
     Json(parts): Json<Vec<LocalPart>>,
 ) -> Result<Vec<u8>, Problem> {
     let exchange = exchange(&open, token)?;
-    let (parts, own) = computed(move || {
+    let computed = tokio::task::spawn_blocking(move || {
         let whole = exchange
             .patch
             .as_ref()
             .ok_or_else(|| Problem::not_found("there is no patch"))?;
         let own = whole.of_worker(&parts).map_err(Problem::bad_request)?;
-        Ok((parts, (exchange.clone(), own.file)))
-    })
-    .await?;
-    let (exchange, file) = own;
-    exchange
-        .workers
-        .send_modify(|workers| workers.entry(worker).or_default().parts = parts);
-    Ok(file)
+        exchange.change(asking, |worker| worker.parts = parts);
+        Ok(own.file)
+    });
+    let failed = |_| Problem::unavailable("the patch was not made", 1);
+    computed.await.map_err(failed)?
+}
+
+/// It is compared after the answer: hashing a large model takes longer than a worker waits.
+async fn held(
+    State(open): State<Open>,
+    Path(token): Path<Uuid>,
+    Query(asking): Query<Asking>,
+    Json(parts): Json<Vec<HeldPart>>,
+) -> Result<(), Problem> {
+    let exchange = exchange(&open, token)?;
+    let worker = asking.worker.clone();
+    exchange.change(asking, |worker| worker.is_compared = true);
+    tokio::task::spawn_blocking(move || {
+        let wrong = wrongly_held(&parts, &exchange.checkpoint);
+        exchange.workers.send_modify(|workers| {
+            let worker = workers.entry(worker).or_default();
+            worker.parts = parts.into_iter().map(|held| held.part).collect();
+            worker.ended = Some(Ended::Holds(wrong));
+        });
+    });
+    Ok(())
 }
 
 #[derive(Deserialize)]
@@ -305,38 +370,178 @@ struct End {
 async fn end(
     State(open): State<Open>,
     Path(token): Path<Uuid>,
-    Query(Asking { worker }): Query<Asking>,
+    Query(asking): Query<Asking>,
     Json(End { failed }): Json<End>,
 ) -> Result<(), Problem> {
-    let ended = failed.map_or(Ended::Ready, Ended::Failed);
-    let workers = &exchange(&open, token)?.workers;
-    workers.send_modify(|workers| workers.entry(worker).or_default().ended = Some(ended));
+    exchange(&open, token)?.change(asking, |worker| {
+        // the comparison ends it
+        if !worker.is_compared {
+            worker.ended = Some(failed.map_or(Ended::Ready, Ended::Failed));
+        }
+    });
     Ok(())
 }
 
-async fn held(
-    State(open): State<Open>,
-    Path(token): Path<Uuid>,
-    Query(Asking { worker }): Query<Asking>,
-    Json(parts): Json<Vec<HeldPart>>,
-) -> Result<(), Problem> {
-    let exchange = exchange(&open, token)?;
-    let (exchange, ended, parts) = computed(move || {
-        let ended = Ended::Holds(wrongly_held(&parts, &exchange.checkpoint));
-        Ok((exchange, ended, parts.into_iter().map(|held| held.part).collect()))
-    })
-    .await?;
-    let worker_ended = Worker {
-        parts,
-        ended: Some(ended),
-    };
-    exchange
-        .workers
-        .send_modify(|workers| drop(workers.insert(worker, worker_ended)));
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use artifact::patch;
+    use artifact::tensor::TensorData;
+    use safetensors::Dtype;
+    use serde_json::{Value, json};
 
-async fn computed<T: Send + 'static>(work: impl FnOnce() -> Result<T, Problem> + Send + 'static) -> Result<T, Problem> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| Problem::unavailable("it failed; try again", 1))?
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// One row of four weights.
+    fn version(values: [u8; 4]) -> Arc<Checkpoint> {
+        let tensor = TensorData::new(Dtype::U8, vec![1, 4], values.to_vec()).unwrap();
+        Arc::new(Checkpoint {
+            tensors: [("a".to_owned(), tensor)].into(),
+            ..Checkpoint::default()
+        })
+    }
+
+    /// The left or the right half of it.
+    fn half(worker: usize) -> LocalPart {
+        LocalPart {
+            tensor: "a".into(),
+            first: 2 * worker,
+            axes: vec![(2, 1, 1)],
+            at: 0,
+            memory: 2,
+        }
+    }
+
+    /// Worker `worker` of two of one replica.
+    async fn say(asked: &Asked, worker: usize, what: &str, body: Option<Value>) -> reqwest::Response {
+        let url = format!("{}{what}?worker={worker}&replica=0&of=2", asked.url);
+        let client = reqwest::Client::new();
+        let request = match body {
+            None => client.get(url),
+            Some(body) => client.post(url).json(&body),
+        };
+        request.send().await.unwrap()
+    }
+
+    async fn hold(asked: &Asked, worker: usize, holds: &Checkpoint) {
+        let sha256 = half(worker).digest(&holds.tensors["a"]).unwrap();
+        let held = HeldPart {
+            part: half(worker),
+            sha256,
+        };
+        say(asked, worker, "/held", Some(json!([held]))).await;
+        say(asked, worker, "/end", Some(json!({"failed": null}))).await;
+    }
+
+    #[tokio::test]
+    async fn what_each_worker_holds_is_compared_whoever_ends_first_or_fails() {
+        let workers = Workers::listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let (right, wrong) = (version([1, 2, 3, 4]), version([1, 2, 3, 5]));
+        for (holds, differs) in [
+            ([&right, &right], None),
+            ([&right, &wrong], Some(1)),
+            ([&wrong, &wrong], Some(1)),
+        ] {
+            for order in [[0, 1], [1, 0]] {
+                let asked = workers.ask(None, right.root(), right.clone());
+                for worker in order {
+                    say(&asked, worker, "", None).await;
+                }
+                for worker in order {
+                    hold(&asked, worker, holds[worker]).await;
+                }
+                let proof = asked.proof(SOON).await.unwrap();
+                assert_eq!((proof.workers, proof.compared, proof.weights), (2, 4, 4));
+                let expected = differs.map(|worker| format!("a of worker {worker}"));
+                assert_eq!(proof.wrong, Vec::from_iter(expected));
+            }
+        }
+        // nothing is proved by half of the workers, nor by one that fails; what is wrong is still found
+        let asked = workers.ask(None, right.root(), right.clone());
+        say(&asked, 0, "", None).await;
+        hold(&asked, 0, &right).await;
+        assert!(asked.proof(SOON).await.unwrap_err().to_string().contains("1 of 2"));
+        say(&asked, 1, "", None).await;
+        assert!(
+            asked
+                .proof(Duration::from_millis(20))
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("too long")
+        );
+        say(&asked, 1, "/end", Some(json!({"failed": "no memory"}))).await;
+        assert!(asked.proof(SOON).await.unwrap_err().to_string().contains("no memory"));
+        say(&asked, 1, "/end", Some(json!({"failed": null}))).await;
+        assert!(
+            asked
+                .proof(SOON)
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("says nothing")
+        );
+        let asked = workers.ask(None, right.root(), right.clone());
+        say(&asked, 0, "", None).await;
+        say(&asked, 1, "", None).await;
+        hold(&asked, 1, &wrong).await;
+        while asked.exchange.workers.borrow()["1"].ended.is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            asked.proof(Duration::from_millis(20)).await.unwrap().wrong,
+            ["a of worker 1"]
+        );
+    }
+
+    #[tokio::test]
+    async fn each_worker_gets_its_part_of_a_patch_and_all_must_be_ready() {
+        let workers = Workers::listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let (old, new) = (version([1, 2, 3, 4]), version([1, 9, 3, 8]));
+        let whole = Contents::from_bytes(&patch::between(&old, &new).unwrap().file.into()).unwrap();
+        let asked = workers.ask(Some(whole), new.root(), new.clone());
+        assert!(
+            asked
+                .staged()
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("no worker has asked")
+        );
+        for worker in [0, 1] {
+            let versions: Value = say(&asked, worker, "", None).await.json().await.unwrap();
+            assert_eq!(versions["from"], old.root().to_string());
+            assert_eq!(
+                (&versions["changed"], &versions["tensors"]),
+                (&json!(["a"]), &json!({"a": ["U8", [1, 4]]}))
+            );
+            let own = say(&asked, worker, "/patch", Some(json!([half(worker)]))).await;
+            let own = Contents::from_bytes(&own.bytes().await.unwrap()).unwrap();
+            assert_eq!(own.tensors["0"].indices().collect::<Vec<_>>(), [1]);
+            say(&asked, worker, "/end", Some(json!({"failed": null}))).await;
+        }
+        asked.staged().await.unwrap();
+        say(&asked, 1, "/end", Some(json!({"failed": "another version"}))).await;
+        assert!(
+            asked
+                .staged()
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("another version")
+        );
+        for worker in [0, 1] {
+            say(&asked, worker, "/patch", Some(json!([]))).await;
+            say(&asked, worker, "/end", Some(json!({"failed": null}))).await;
+        }
+        assert!(asked.staged().await.unwrap_err().to_string().contains("copies \"a\""));
+        let url = asked.url.clone();
+        drop(asked);
+        let gone = reqwest::Client::new()
+            .post(format!("{url}/held?worker=0&replica=0&of=2"))
+            .body("[")
+            .send()
+            .await;
+        assert_eq!(gone.unwrap().status(), 404);
+    }
 }
