@@ -20,7 +20,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use store::{Cache, CachedObject, Store};
 
 use super::flights::Flights;
@@ -36,6 +37,8 @@ struct Relay {
     cache: Cache,
     documents: Flights,
     lists: Flights,
+    /// Sizes of the objects that the cache cannot hold: followers ask for them part by part.
+    large: Arc<Mutex<HashMap<Digest, u64>>>,
 }
 
 pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
@@ -44,6 +47,7 @@ pub(super) fn router(upstream: Store, cache: Cache, auth: &Auth) -> Router {
         cache,
         documents: Flights::default(),
         lists: Flights::default(),
+        large: Arc::default(),
     };
     Routes::new()
         .route(Scope::Read, "/v1/store", "List objects under a prefix", get(list))
@@ -113,8 +117,9 @@ async fn pass_on(
     if object.is_none() && method != Method::HEAD {
         return document(&relay, &key).await;
     }
-    let held = object.and_then(|(_, digest)| relay.cache.size_of(&digest));
-    let size_bytes = match held {
+    let large = || relay.large.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = |(_, digest)| relay.cache.size_of(&digest).or_else(|| large().get(&digest).copied());
+    let size_bytes = match object.and_then(known) {
         Some(size_bytes) => size_bytes,
         None => {
             let meta = relay.upstream.backend().head(&key).await;
@@ -126,6 +131,7 @@ async fn pass_on(
     };
     let range = requested_range(&headers, size_bytes)?;
     if size_bytes > relay.cache.bytes_max() {
+        large().insert(digest, size_bytes);
         return pass_through(&relay, &key, digest, size_bytes, range).await;
     }
     let object = ObjectRef { digest, size_bytes };
@@ -429,6 +435,43 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_thousand_followers_cost_the_store_one_request_after_the_other() {
+        const LATENCY: std::time::Duration = std::time::Duration::from_millis(50);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = asked.clone();
+        let answer = move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+            async {
+                tokio::time::sleep(LATENCY).await;
+                "{}"
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        let folder = tempfile::tempdir().unwrap();
+        let relay = relay(super::super::open(&url, None).unwrap(), folder.path());
+        let started = std::time::Instant::now();
+        let followers = (0..1000).map(async |number| {
+            // as `poll_interval_ms`
+            let interval = std::time::Duration::from_millis(250);
+            tokio::time::sleep(interval * number / 1000).await;
+            for _ in 0..8 {
+                let (response, _) = ask(&relay, "GET", "/policy/demo/assignment/0000000002.json").await;
+                assert_eq!(response.status(), StatusCode::OK);
+                tokio::time::sleep(interval).await;
+            }
+        });
+        futures::future::join_all(followers).await;
+        let (asked, seconds) = (asked.load(Ordering::SeqCst), started.elapsed().as_secs_f64());
+        println!("8000 polls in {seconds:.1} s: {asked} requests of the store");
+        assert!(
+            asked as f64 <= seconds / LATENCY.as_secs_f64() + 1.0,
+            "{asked} in {seconds} s"
+        );
     }
 
     #[test]
