@@ -13,7 +13,7 @@ use safetensors::tensor::Metadata;
 
 use super::{FILES, INDEX, Index, SINGLE, STILL_WRITTEN, io, read_if_there, refuse};
 use crate::checkpoint::Error;
-use crate::memory;
+use crate::memory::Buffer;
 use crate::tensor::bytes_of;
 
 /// The limit of safetensors.
@@ -101,14 +101,14 @@ impl LazyFolder {
         self.tensors.values().map(|place| place.bytes).sum()
     }
 
-    /// Reads a byte range of a tensor.
-    pub fn read(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, Error> {
+    /// Reads a byte range of a tensor, at rest.
+    pub fn read(&self, name: &str, range: Range<usize>) -> Result<Buffer<u8>, Error> {
         let place = self.tensors.get(name);
         let place = place.filter(|place| range.start <= range.end && range.end as u64 <= place.bytes);
         let place = place.ok_or_else(|| refuse(&self.folder, format!("`{name}` has no bytes {range:?}")))?;
         let path = self.folder.join(&place.file);
         let file = File::open(&path).map_err(io("open", &path))?;
-        let mut bytes = memory::zeros(range.len());
+        let mut bytes = Buffer::at_rest(range.len());
         let read = file.read_exact_at(&mut bytes, place.start + range.start as u64);
         read.map_err(io("read", &path))?;
         Ok(bytes)
@@ -171,7 +171,7 @@ mod tests {
         for (name, tensor) in &checkpoint.tensors {
             let bytes = &tensor.bytes[..];
             for range in [0..bytes.len(), bytes.len() / 2..bytes.len(), 0..0] {
-                assert_eq!(lazy.read(name, range.clone()).unwrap(), bytes[range]);
+                assert_eq!(lazy.read(name, range.clone()).unwrap()[..], bytes[range]);
             }
             assert!(lazy.read(name, 0..bytes.len() + 1).is_err());
         }
