@@ -216,14 +216,7 @@ fn marker(folder: &Path) -> anyhow::Result<Option<Marker>> {
 /// Writes the folder beside its place, then moves it there.
 fn write(checkpoint: &Checkpoint, folder: &Path, shard_bytes: u64, marker: &Marker) -> anyhow::Result<()> {
     let (fresh, old) = (beside(folder, "partial")?, beside(folder, "old")?);
-    for left in [&fresh, &old] {
-        match fs::remove_dir_all(left) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("clear {}", left.display()));
-            }
-            _ => {}
-        }
-    }
+    clear(&old, &fresh)?;
     checkpoint
         .write_shards(&fresh, shard_bytes)
         .with_context(|| format!("write the model to {}", fresh.display()))?;
@@ -237,8 +230,17 @@ fn write(checkpoint: &Checkpoint, folder: &Path, shard_bytes: u64, marker: &Mark
         fs::rename(&fresh, folder)
     };
     replace().with_context(|| format!("move the new folder to {}", folder.display()))?;
-    if old.exists() {
-        fs::remove_dir_all(&old).with_context(|| format!("delete {}", old.display()))?;
-    }
-    Ok(())
+    clear(&old, &fresh)
+}
+
+/// Deletes both folders. `old` first gets the name of `fresh`, which nothing restores: what a kill leaves of it is no
+/// model.
+fn clear(old: &Path, fresh: &Path) -> anyhow::Result<()> {
+    let absent_or = |done: std::io::Result<()>| match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        done => done.with_context(|| format!("clear {} and {}", fresh.display(), old.display())),
+    };
+    absent_or(fs::remove_dir_all(fresh))?;
+    absent_or(fs::rename(old, fresh))?;
+    absent_or(fs::remove_dir_all(fresh))
 }
