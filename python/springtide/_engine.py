@@ -18,6 +18,8 @@ from springtide._artifact import ArtifactError, Checkpoint, Patch
 #: Seconds without a byte from the follower, and until it says which versions there are: a worker waits for that.
 TIMEOUT = 60
 SOON = 10
+#: Version of the requests (`serving::remote::update::workers`).
+FORMAT = "springtide-workers-1"
 #: Of this process. Containers may share names of hosts.
 WORKER = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -38,7 +40,13 @@ class Follower:
     def versions(self) -> dict[str, Any]:
         """The content hashes `from` and `to`, the names `changed`, and `tensors`: dtype and shape by name. From now on
         the follower waits for this worker."""
-        versions: dict[str, Any] = json.loads(self._send("", None, SOON))
+        said = self._send("", None, SOON)
+        try:
+            versions: dict[str, Any] = json.loads(said)
+        except ValueError:
+            versions = {}
+        if versions.get("format") != FORMAT:
+            raise ArtifactError(f"{self.url} is no follower of the format {FORMAT}: use the same release on both sides")
         return versions
 
     def patch(self, parts: list[dict[str, Any]], versions: dict[str, Any]) -> Patch:

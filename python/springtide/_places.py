@@ -81,7 +81,7 @@ class Part(NamedTuple):
             piece = self.memory.as_strided([size for size, _, _ in axes], [here for _, _, here in axes], at)
             piece = piece.contiguous().cpu().reshape(-1)
             weights = piece.to(self.dtype)
-            if not weights.to(piece.dtype).equal(piece):
+            if weights is not piece and not weights.to(piece.dtype).equal(piece):
                 hasher.update(b"a weight that the checkpoint's dtype does not have")
             hasher.update(weights.view(torch.uint8).numpy())
         return hasher.hexdigest()

@@ -185,7 +185,22 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
         assert other.fused.equal(before)
 
 
-def test_a_patch_is_written_where_the_loader_has_put_the_weights_and_what_they_are_is_found(tmp_path: Path, followers: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_of_another_release_is_refused(base: Path, followers: Follower) -> None:
+    class Other(Exchange):  # type: ignore[misc]
+        def versions(self, worker: str) -> dict[str, Any]:
+            return {**super().versions(worker), "format": "springtide-workers-2"}
+
+    checkpoint = Checkpoint.open(base)
+    assert Asking(followers.open(Exchange(None, checkpoint))).versions()["to"] == checkpoint.root()
+    with pytest.raises(ArtifactError, match="the same release"):
+        Asking(followers.open(Other(None, checkpoint))).versions()
+    with pytest.raises(ArtifactError, match="refuses"):
+        Asking("/".join([*followers.open(Exchange(None, checkpoint)).split("/")[:-1], "nothing"])).versions()
+
+
+def test_a_patch_is_written_where_the_loader_has_put_the_weights_and_what_they_are_is_found(
+    tmp_path: Path, followers: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each rank of two: rows, columns, experts, transposed, in another dtype, tied."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr("springtide._places.HASHED_AT_ONCE", 5)

@@ -193,7 +193,7 @@ fn start_proxy(options: &Options, engine: proxy::Kind) -> anyhow::Result<Started
             usize::try_from(options.requests_max).unwrap_or(Semaphore::MAX_PERMITS),
         )),
     };
-    let updater = Updater::new(pool.clone(), remote).context("follow.patch_dir")?;
+    let updater = Updater::new(pool.clone(), remote).context("follow")?;
     Ok(Started {
         host: Host::Remote {
             updater: Box::new(updater),

@@ -242,7 +242,7 @@ fn start_own(
 }
 
 fn start_remote(options: &Options, pool: Pool) -> anyhow::Result<Started> {
-    let updater = Updater::new(pool.clone(), options.remote.clone()).context("serve.remote.patch_dir")?;
+    let updater = Updater::new(pool.clone(), options.remote.clone()).context("serve.remote")?;
     let host = Host::Remote {
         updater: Box::new(updater),
     };

@@ -26,7 +26,7 @@ class Exchange:
         tensors = {name: (self.checkpoint[name].dtype, self.checkpoint[name].shape) for name in self.checkpoint}
         start = None if self.patch is None else self.patch.from_root
         changed = [] if self.patch is None else self.patch.keys()
-        return {"from": start, "to": self.checkpoint.root(), "changed": changed, "tensors": tensors}
+        return {"format": "springtide-workers-1", "from": start, "to": self.checkpoint.root(), "changed": changed, "tensors": tensors}
 
     def own_patch(self, worker: str, parts: list[dict]) -> bytes:
         self.parts[worker] = parts

@@ -112,7 +112,6 @@ fn encode(
             first_frame: part.frames.start,
             old,
             new,
-            known: None,
         })
         .collect();
     Ok(delta::encode_shard(&spans, threads)?)

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use safetensors::Dtype;
 
 use super::encode::{DeltaBuilder, FrameRow, encode_frame};
-use super::frame::{Change, Frame, WEIGHTS};
+use super::frame::{Frame, WEIGHTS};
 use super::index;
 use super::{Error, Header, in_entry, malformed};
 use crate::content_index::{self, ContentIndex};
@@ -96,8 +96,6 @@ pub struct FrameSpan<'a> {
     pub old: &'a [u8],
     /// Bytes of the frames after the step.
     pub new: &'a [u8],
-    /// The change of each frame from `old` to `new`, if somebody has compared them already.
-    pub known: Option<&'a [Change]>,
 }
 
 /// The coded frames of one shard.
@@ -155,7 +153,7 @@ pub fn encode_shard(spans: &[FrameSpan<'_>], threads: &Threads) -> Result<Encode
                 offset: frame * WEIGHTS * width,
                 tensor_bytes,
                 base_known: false,
-                known: span.known.map(|known| &known[n]),
+                known: None,
             });
         }
     }
@@ -297,17 +295,6 @@ impl FrameSpan<'_> {
             return Err(malformed("its bytes are not whole frames of the tensor"));
         }
         let frames = length.div_ceil(frame_bytes);
-        for (n, change) in self.known.into_iter().flatten().enumerate() {
-            let frame = self
-                .new
-                .len()
-                .min((n + 1) * frame_bytes)
-                .saturating_sub(n * frame_bytes);
-            change.check(weight_bytes(self.dtype), frame)?;
-        }
-        if self.known.is_some_and(|known| known.len() != frames) {
-            return Err(malformed("its changes are of another number of frames"));
-        }
         Ok(self.first_frame..self.first_frame + frames)
     }
 }

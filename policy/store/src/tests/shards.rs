@@ -48,7 +48,6 @@ async fn publish(f: &Fixture, base: (&Manifest, &Checkpoint), next: &Checkpoint,
             first_frame: range.frames.start,
             old: &base.tensors[range.name].bytes[range.bytes.clone()],
             new: &next.tensors[range.name].bytes[range.bytes.clone()],
-            known: None,
         });
         let shard = delta::encode_shard(&spans.collect::<Vec<_>>(), &Threads::ONE).unwrap();
         let object = f.store.put_object(POLICY, &shard.object).await.unwrap();
