@@ -33,7 +33,6 @@ kafka.controller_port = 19497
 trainer.realtime.enabled = false
 serve.remote.vllm = [{engines}]
 serve.remote.probe_error_max = 0.001
-serve.remote.patch_dir = "{work}/patch"
 
 [listen]
 serve = "127.0.0.1:8070"

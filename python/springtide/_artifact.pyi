@@ -11,6 +11,9 @@ class ArtifactError(ValueError):
 class Tensor:
     """A tensor whose bytes do not change. Arrays made of it share its memory and keep it alive."""
 
+    @staticmethod
+    def from_bytes(dtype: str, shape: list[int], bytes: bytes, /) -> Tensor:
+        """A copy of the bytes of all values, row-major and little-endian."""
     @property
     def dtype(self) -> str:
         """The dtype's name, as in safetensors: `BF16`, `F32`, …"""

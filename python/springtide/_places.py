@@ -125,9 +125,9 @@ class Places:
         self._lock = threading.Lock()
 
     def parts(self, tensors: dict[str, Any], names: Iterable[str]) -> list[Part]:
-        """Where this worker has the weights of some tensors. `tensors`: dtype and shape of all of them.
+        """Where this worker has the weights of some tensors. `tensors`: dtype, shape and digest of all of them.
 
-        Raises `ArtifactError` if the loader does more than copy: only a folder of all weights can be loaded then.
+        Raises `ArtifactError` if the loader does more than copy: only all weights can be loaded then.
         """
         names = list(names)
         with self._lock:
@@ -155,7 +155,7 @@ def _trace(model: Any, forms: dict[str, Any]) -> dict[str, list[Part]]:
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
     parts: dict[str, list[Part]] = {name: [] for name in forms}
     tensors = [
-        (name, torch.empty(shape, dtype=torch_dtype(dtype), device="meta")) for name, (dtype, shape) in forms.items()
+        (name, torch.empty(shape, dtype=torch_dtype(dtype), device="meta")) for name, (dtype, shape, _) in forms.items()
     ]
     of_storage = {tensor.untyped_storage()._cdata: (name, tensor.dtype) for name, tensor in tensors}
 
@@ -181,11 +181,11 @@ def _trace(model: Any, forms: dict[str, Any]) -> dict[str, list[Part]]:
         with torch.no_grad(), Noting():
             model.load_weights(iter(tensors))
     except Exception as error:
-        raise ArtifactError(f"the engine's loader takes no patch: {error}. Load a folder") from error
+        raise ArtifactError(f"the engine's loader takes no patch: {error}. Load all") from error
     kept = [weakref.ref(tensor) for _, tensor in tensors]
     tensors.clear()
     if any(tensor() is not None for tensor in kept):
-        raise ArtifactError("the engine's loader keeps weights for later and takes no patch. Load a folder")
+        raise ArtifactError("the engine's loader keeps weights for later and takes no patch. Load all")
     return parts
 
 

@@ -2,7 +2,7 @@
 
 SGLang calls `register` by itself once this package is in its environment. `POST
 /update_weights_from_disk` with `"load_format": "springtide"` then takes as `model_path` the URL at which a
-follower has a patch for each worker, or a Hugging Face folder of all weights. Other formats load as before.
+follower has a patch for each worker, or all weights. Other formats load as before.
 
 Each worker gets and checks its patch before it writes the first weight. A patch is refused unless the worker
 holds the version that it starts from. Written for SGLang 0.5.23.
@@ -10,15 +10,13 @@ holds the version that it starts from. Written for SGLang 0.5.23.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from springtide._artifact import ArtifactError
-from springtide._engine import Follower, check_start, stage_folder
+from springtide._engine import Follower, check_start
 from springtide._places import Places, writes
 
 LOAD_FORMAT = "springtide"
@@ -68,14 +66,15 @@ def update_from_disk(
         return False, str(refused)
     except Exception as error:
         _log.exception("new weights failed")
-        return False, f"the weights are neither version now ({error}): load a folder"
+        return False, f"the weights are neither version now ({error}): load all"
 
 
-def update(model: Any, path: str | os.PathLike[str]) -> str:
-    """Gives a model the weights of a folder, or what a follower has changed. Returns what was done.
+def update(model: Any, url: str) -> str:
+    """Gives a model the weights that a follower has: all, or what changes. Returns what was done. The follower is told
+    how it ended: SGLang passes on the answer of one worker alone.
 
     Raises `ArtifactError` or `OSError` if nothing has changed. After any other error the weights
-    are neither version, and only a folder is taken.
+    are neither version, and only all are taken.
     """
     import torch
 
@@ -84,37 +83,40 @@ def update(model: Any, path: str | os.PathLike[str]) -> str:
     started = time.perf_counter()
     holds: str | None = getattr(model, "springtide_holds", None)
     with torch.no_grad():
-        if os.path.isdir(path):
-            checkpoint = stage_folder(path)
-            root, changed = checkpoint.root(), "all weights"
-            model.springtide_holds = model.springtide_places = None
-            model.load_weights((name, checkpoint[name].torch()) for name in checkpoint)
-        else:
-            root, changed = _patch(model, Follower(str(path)), holds)
+        follower = Follower(url)
+        with follower.ending():
+            versions = follower.versions()
+            root = versions["to"]
+            if versions["from"] is None:
+                changed = "all weights"
+                model.springtide_holds = model.springtide_places = None
+                _load(model, follower, versions)
+            else:
+                changed = _patch(model, follower, versions, holds)
     model.springtide_holds = root
     done = f"version {root[:12]}: {changed} in {time.perf_counter() - started:.3f} s"
     _log.info(done)
     return done
 
 
-def _patch(model: Any, follower: Follower, holds: str | None) -> tuple[str, str]:
-    """Returns the content hash of the new version, and what was done. The follower is told how it ended: SGLang passes
-    on the answer of one worker alone."""
+def _load(model: Any, follower: Follower, versions: dict[str, Any]) -> None:
     try:
-        versions = follower.versions()
-        check_start(holds, versions["from"])
-        places: Places | None = getattr(model, "springtide_places", None)
-        if places is None:
-            places = model.springtide_places = Places(model)
-        parts = places.parts(versions["tensors"], versions["changed"])
-        patch = follower.patch([part.place() for part in parts], versions)
-        changes = writes(parts, patch)
-        model.springtide_holds = None
-        for write in changes:
-            write.do()
-    except Exception as error:
-        with contextlib.suppress(ArtifactError, OSError):
-            follower.end(str(error))
-        raise
-    follower.end()
-    return patch.to_root, f"{patch.weights} weights"
+        model.load_weights(follower.weights(versions))
+    except (ArtifactError, OSError) as error:
+        # some are written
+        raise RuntimeError(str(error)) from error
+
+
+def _patch(model: Any, follower: Follower, versions: dict[str, Any], holds: str | None) -> str:
+    """Returns what was done."""
+    check_start(holds, versions["from"])
+    places: Places | None = getattr(model, "springtide_places", None)
+    if places is None:
+        places = model.springtide_places = Places(model)
+    parts = places.parts(versions["tensors"], versions["changed"])
+    patch = follower.patch([part.place() for part in parts], versions)
+    changes = writes(parts, patch)
+    model.springtide_holds = None
+    for write in changes:
+        write.do()
+    return f"{patch.weights} weights"

@@ -6,13 +6,13 @@ then sends `/update_weights` with one of these as `update_info`:
 
     {"stage": URL, "from": HASH, "to": HASH}   to get a patch while requests go on
     {"patch": URL, "from": HASH, "to": HASH}   the same patch, to be written into the weights
-    {"folder": FOLDER, "to": HASH}             a Hugging Face folder: all weights
+    {"all": URL, "to": HASH}                   to load all weights
     {"prove": URL, "to": HASH}                 to say what all weights are, while requests go on
 
-Hashes are content hashes of versions, in hex. At a URL each worker asks the follower for what changes in its own
-memory, and checks it (`serving::remote::update::workers`). Only if all workers of a data-parallel replica accept a
+Hashes are content hashes of versions, in hex. At a URL each worker asks the follower for all weights, or for what changes
+in its own memory, and checks it (`serving::remote::update::workers`). Only if all workers of a data-parallel replica accept a
 patch is its first weight written. A patch is refused unless the server holds the version that it starts from. So a
-server that was restarted, or whose last update failed, takes a folder first.
+server that was restarted, or whose last update failed, loads all weights first.
 
 After a refusal call `/finish_weight_update` (its answer does not matter) before the next update: vLLM
 ends a refused update only in the worker that reported it.
@@ -28,8 +28,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from springtide._artifact import ArtifactError, Checkpoint
-from springtide._engine import Follower, check_start, stage_folder
+from springtide._artifact import ArtifactError
+from springtide._engine import Follower, check_start
 from springtide._places import Places, Write, writes
 
 Result = TypeVar("Result")
@@ -47,6 +47,13 @@ class _Patched(NamedTuple):
     latent: bool
 
 
+class _All(NamedTuple):
+    """All weights, which the follower has."""
+
+    follower: Follower
+    versions: dict[str, Any]
+
+
 class _Beside(threading.Thread):
     """Works for the follower beside the requests that the worker computes."""
 
@@ -59,9 +66,7 @@ class _Beside(threading.Thread):
         self._failed: Exception | None = None
         # an error is told later: here it would be one of one worker
         try:
-            self._versions = self._follower.versions()
-            if self._versions["to"] != update.to:
-                raise ArtifactError(f"the follower has version {self._versions['to']}, not {update.to}")
+            self._versions = follower.versions(update.to)
             self.start()
         except Exception as error:
             self._failed = error
@@ -128,7 +133,7 @@ def _engine() -> type[Any]:
         stage: str | None = None
         prove: str | None = None
         patch: str | None = None
-        folder: str | None = None
+        all: str | None = None
         # `from` is a keyword
         start: str = ""
 
@@ -219,11 +224,12 @@ def _engine() -> type[Any]:
             log.error("an update failed: %s", "; ".join(different))
             return None
 
-        def _stage(self, update: Update) -> _Patched | Checkpoint:
-            if update.folder:
-                return stage_folder(update.folder, update.to)
+        def _stage(self, update: Update) -> _Patched | _All:
+            if update.all:
+                follower = self._ask(update.all)
+                return _All(follower, follower.versions(update.to))
             if not update.patch:
-                raise ArtifactError("update_info needs `stage`, `prove`, `patch` or `folder`")
+                raise ArtifactError("update_info needs `stage`, `prove`, `patch` or `all`")
             check_start(self.holds, update.start)
             staging, self._staging = self._staging, None
             if staging is None or staging.update != (update.patch, update.start, update.to):
@@ -251,7 +257,7 @@ def _engine() -> type[Any]:
 
         def _check_places(self) -> None:
             if self.model_config.quantization is not None or self.parallel_config.enable_eplb:
-                raise ArtifactError("the server quantizes its weights or moves its experts: load a folder")
+                raise ArtifactError("the server quantizes its weights or moves its experts: load all")
 
         def _ask(self, url: str) -> Follower:
             config = self.parallel_config
@@ -262,7 +268,7 @@ def _engine() -> type[Any]:
                 self._places = Places(self.model)
             return self._places
 
-        def _write(self, staged: _Patched | Checkpoint) -> int:
+        def _write(self, staged: _Patched | _All) -> int:
             """Returns how many weights were written."""
             if isinstance(staged, _Patched):
                 for write in staged.writes:
@@ -271,9 +277,11 @@ def _engine() -> type[Any]:
                     self._rearrange()
                 return staged.weights
             self._places = None
-            self.model.load_weights((name, staged[name].torch()) for name in staged)
-            self._rearrange()
-            return sum(math.prod(staged[name].shape) for name in staged)
+            follower, versions = staged
+            with follower.ending():
+                self.model.load_weights(follower.weights(versions))
+                self._rearrange()
+            return sum(math.prod(shape) for _, shape, _ in versions["tensors"].values())
 
         def _rearrange(self) -> None:
             """Latent attention keeps a rearranged copy of `kv_b_proj`: makes it again. Its workers may exchange

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use safetensors::Dtype;
 
+use crate::error::refused;
+
 /// A tensor whose bytes do not change. Arrays made of it share its memory and keep it alive.
 #[pyclass(frozen, module = "springtide")]
 pub struct Tensor {
@@ -19,6 +21,14 @@ impl From<TensorData> for Tensor {
 
 #[pymethods]
 impl Tensor {
+    /// A copy of the bytes of all values, row-major and little-endian. `dtype` is a name as safetensors has it.
+    #[staticmethod]
+    fn from_bytes(dtype: &str, shape: Vec<usize>, bytes: &[u8]) -> PyResult<Self> {
+        let dtype = serde_json::from_value(dtype.into()).map_err(|error| refused(&error))?;
+        let data = TensorData::new(dtype, shape, bytes.to_vec()).map_err(|error| refused(&error))?;
+        Ok(data.into())
+    }
+
     /// The dtype's name, as in safetensors: `BF16`, `F32`, …
     #[getter]
     fn dtype(&self) -> String {

@@ -18,7 +18,6 @@ import springtide.sglang
 import springtide.vllm
 from springtide import ArtifactError, Checkpoint, Patch
 from springtide._engine import Follower as Asking
-from springtide._engine import stage_folder
 from springtide._places import Places, writes
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "tests/engines"))
@@ -43,13 +42,6 @@ def test_engines_find_the_plugins_and_importing_them_needs_no_engine() -> None:
     assert made.stdout.strip() == "set()"
     with pytest.raises(AttributeError, match="no attribute"):
         springtide.vllm.Other  # noqa: B018
-
-
-def test_a_folder_is_staged_only_with_its_content_hash(base: Path, after: Path) -> None:
-    root = Checkpoint.open(base).root()
-    assert stage_folder(base, root).root() == root
-    with pytest.raises(ArtifactError, match="another version or damaged"):
-        stage_folder(after, root)
 
 
 class TiedLinear:
@@ -116,37 +108,60 @@ def versions(base: Path, tmp_path: Path) -> Iterator[tuple[Checkpoint, Checkpoin
 
 
 def test_sglangs_loader_patches_the_part_of_each_rank_exactly(
-    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str]
+    versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str], followers: Follower
 ) -> None:
     old, new, names, patch = versions
+    everything = followers.open(Exchange(None, old))
     for rank in (0, 1):
         model = TiedLinear(old, names, rank)
-        with pytest.raises(ArtifactError, match="load a folder first"):
+        with pytest.raises(ArtifactError, match="load all first"):
             springtide.sglang.update(model, patch)
-        springtide.sglang.update(model, base)
+        springtide.sglang.update(model, everything)
         assert model.fused.equal(expected(old, names, rank))
         springtide.sglang.update(model, patch)
         assert model.fused.equal(expected(new, names, rank)) and not model.fused.equal(expected(old, names, rank))
         # not twice
-        with pytest.raises(ArtifactError, match="load a folder first"):
+        with pytest.raises(ArtifactError, match="load all first"):
             springtide.sglang.update(model, patch)
 
 
 def test_sglangs_loader_refuses_what_it_cannot_patch(
-    base: Path, versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str], followers: Follower
+    versions: tuple[Checkpoint, Checkpoint, tuple[str, str], str], followers: Follower
 ) -> None:
     old, new, names, patch = versions
+    everything = followers.open(Exchange(None, old))
     model = TiedLinear(old, names, 0)
     model.quant_config = SimpleNamespace()  # type: ignore[assignment]
     with pytest.raises(ArtifactError, match="quantized"):
-        springtide.sglang.update(model, base)
+        springtide.sglang.update(model, everything)
     model.quant_config = None
-    springtide.sglang.update(model, base)
+    springtide.sglang.update(model, everything)
 
     class Damaged(Exchange):  # type: ignore[misc]
         def own_patch(self, worker: str, parts: list[dict[str, Any]]) -> bytes:
             own: bytes = super().own_patch(worker, parts)
             return own[:-1] + bytes([own[-1] ^ 1])
+
+    class Other(Exchange):  # type: ignore[misc]
+        def all_weights(self) -> bytes:
+            all_weights: bytes = super().all_weights()
+            return all_weights[:-1] + bytes([all_weights[-1] ^ 1])
+
+    class Short(Exchange):  # type: ignore[misc]
+        def all_weights(self) -> bytes:
+            all_weights: bytes = super().all_weights()
+            return all_weights[:-1]
+
+    # some weights are written then, so no patch fits any more
+    for kind, why in [(Other, "other bytes than"), (Short, "do not make a tensor")]:
+        exchange: Any = kind(None, new)
+        with pytest.raises(RuntimeError, match=why):
+            springtide.sglang.update(model, followers.open(exchange))
+        (failed,) = exchange.wait()
+        assert why in failed
+        with pytest.raises(ArtifactError, match="load all first"):
+            springtide.sglang.update(model, patch)
+    springtide.sglang.update(model, everything)
 
     before = model.fused.clone()
     with pytest.raises(ArtifactError, match="digest"):
@@ -178,7 +193,7 @@ def test_sglangs_loader_refuses_what_it_cannot_patch(
         (Keeping, "keeps weights for later"),
     ]:
         other = kind(old, names, 0)
-        springtide.sglang.update(other, base)
+        springtide.sglang.update(other, everything)
         before = other.fused.clone()
         with pytest.raises(ArtifactError, match=why):
             springtide.sglang.update(other, patch)

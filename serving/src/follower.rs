@@ -384,7 +384,7 @@ mod tests {
             }
             let (store, keys, _) = published.unwrap();
             let engines = [Fake::start().await, Fake::start().await];
-            let (watch, pool, updater) = updater_of(&engines, &folder.path().join("patches"));
+            let (watch, pool, updater) = updater_of(&engines);
             let host = Host::Remote {
                 updater: Box::new(updater),
             };

@@ -5,13 +5,12 @@
 
 KIND is vllm or sglang. Run it with a Python that has the wheel of python/. The server must hold the
 model in FOLDER, demo/models/base, and run as tools/vllm-server.sh or tools/sglang-server.sh does.
-SGLang must be freshly started: it refuses a patch before a folder. `make test` replays FILE to our
+SGLang must be freshly started: it refuses a patch before it has loaded all weights. `make test` replays FILE to our
 clients. The server is left with the weights of FOLDER.
 """
 
 import json
 import os
-import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -22,9 +21,8 @@ from springtide import Checkpoint, Patch
 
 # What is sampled may end earlier than what was recorded, and then has another form.
 TRIES = 10
-COPY = "/dev/shm/springtide/contract.folder"
-# Where a follower has the patch from the folder's weights to the same ones. The recording names no port.
-PATCH = "http://127.0.0.1/patch"
+# Where a follower has the folder's weights, and the patch to the same ones. The recording names no port.
+ALL, PATCH = "http://127.0.0.1/all", "http://127.0.0.1/patch"
 # Content hash of demo/models/base.
 ROOT = "ff1ed64868a21fcf60fdcaece55dc27426b83b925ea43c4ca94b0f0608361730"
 PROMPT = [5, 6, 7, 8]
@@ -77,7 +75,7 @@ VLLM = {
         {"update_info": {"patch": PATCH, "from": "aa", "to": "bb"}},
     ],
     "start again": ["POST", "/start_weight_update", None],
-    "folder": ["POST", "/update_weights", {"update_info": {"folder": COPY, "to": ROOT}}],
+    "all": ["POST", "/update_weights", {"update_info": {"all": ALL, "to": ROOT}}],
     "finish": ["POST", "/finish_weight_update", {"weight_version": NAME}],
     "resume": ["POST", "/resume", None],
     "new weights": ["GET", "/weight_info", None],
@@ -101,8 +99,8 @@ def sglang_generate(token_ids, **more):
     return ["POST", "/generate", body]
 
 
-def sglang_update(path):
-    body = {"model_path": path, "load_format": "springtide", "weight_version": NAME, "flush_cache": True}
+def sglang_update(url):
+    body = {"model_path": url, "load_format": "springtide", "weight_version": NAME, "flush_cache": True}
     return ["POST", "/update_weights_from_disk", body]
 
 
@@ -110,9 +108,8 @@ SGLANG = {
     "weights": ["GET", "/model_info", None],
     "context": ["GET", "/v1/models", None],
     "pause": ["POST", "/pause_generation", {"mode": "abort"}],
-    "missing folder": sglang_update("/dev/shm/springtide/contract.missing"),
-    "patch before a folder": sglang_update(PATCH),
-    "folder": sglang_update(COPY),
+    "patch before all": sglang_update(PATCH),
+    "all": sglang_update(ALL),
     "patch": sglang_update(PATCH),
     "resume": ["POST", "/continue_generation", {}],
     "new weights": ["GET", "/model_info", None],
@@ -168,18 +165,21 @@ def compare(then, ask, name):
 def main():
     command, kind, url, folder, path = sys.argv[1:]
     server, requests, version_path, version_name = KINDS[kind]
-    shutil.rmtree(COPY, ignore_errors=True)
-    shutil.copytree(folder, COPY)
-    weights = Checkpoint.open(COPY)
+    weights = Checkpoint.open(folder)
     follower = Follower()
-    patch = follower.open(Exchange(Patch.between(weights, weights), weights))
+    urls = {ALL: follower.open(Exchange(None, weights)), PATCH: follower.open(Exchange(Patch.between(weights, weights), weights))}
     _, version = send(url, "GET", version_path, None)
     version = json.loads(version)[version_name]
 
     def ask(name):
         method, route, body = requests[name]
-        status, answer = send(url, method, route, json.loads(json.dumps(body).replace(PATCH, patch)))
-        answer = answer.replace(os.path.abspath(folder), "/models/demo").replace(patch, PATCH)
+        sent = json.dumps(body)
+        for recorded, there in urls.items():
+            sent = sent.replace(recorded, there)
+        status, answer = send(url, method, route, json.loads(sent))
+        answer = answer.replace(os.path.abspath(folder), "/models/demo")
+        for recorded, there in urls.items():
+            answer = answer.replace(there, recorded)
         return {"method": method, "path": route, "request": body, "status": status, "answer": answer}
 
     try:
@@ -198,7 +198,6 @@ def main():
             expected = json.load(file)
         faults = [fault for name in requests if (fault := compare(expected["exchanges"].get(name), ask, name))]
     finally:
-        shutil.rmtree(COPY, ignore_errors=True)
         follower.close()
     if faults:
         sys.exit("\n".join([f"{server} {version} answers otherwise than {expected['version']}:", *faults]))

@@ -10,7 +10,7 @@ from springtide import ArtifactError, Checkpoint, Patch
 
 
 class Exchange:
-    """One update of an engine to `checkpoint`, or with no `patch` the proof that it holds it."""
+    """One update of an engine to `checkpoint`; with no `patch` to all its weights, or the proof that it holds them."""
 
     def __init__(self, patch: Patch | None, checkpoint: Checkpoint) -> None:
         self.patch, self.checkpoint = patch, checkpoint
@@ -23,7 +23,7 @@ class Exchange:
 
     def versions(self, worker: str) -> dict:
         self.parts[worker] = []
-        tensors = {name: (self.checkpoint[name].dtype, self.checkpoint[name].shape) for name in self.checkpoint}
+        tensors = {name: (one.dtype, one.shape, one.digest()) for name, one in ((name, self.checkpoint[name]) for name in self.checkpoint)}
         start = None if self.patch is None else self.patch.from_root
         changed = [] if self.patch is None else self.patch.keys()
         return {"format": "springtide-workers-1", "from": start, "to": self.checkpoint.root(), "changed": changed, "tensors": tensors}
@@ -33,6 +33,11 @@ class Exchange:
         own = self.patch.of_worker(json.dumps(parts))
         self.bytes[worker] = len(own)
         return own
+
+    def all_weights(self) -> bytes:
+        import numpy as np
+
+        return b"".join(np.ascontiguousarray(self.checkpoint[name].numpy()).tobytes() for name in self.checkpoint)
 
     def held(self, worker: str, parts: list[dict]) -> None:
         import torch
@@ -98,6 +103,8 @@ class Follower:
         match what:
             case []:
                 return json.dumps(exchange.versions(worker)).encode()
+            case ["weights"]:
+                return exchange.all_weights()
             case ["patch"]:
                 return exchange.own_patch(worker, body)
             case ["held"]:

@@ -22,7 +22,6 @@ from follower import Exchange, Follower
 from springtide import Checkpoint, Patch
 
 PROMPT = [262, 297, 1138, 312, 1218, 415, 1987, 17, 266, 452, 338, 1344, 360, 304, 12, 355, 224, 1]
-SHARED_MEMORY = Path("/dev/shm/springtide")
 
 
 def send(url, body=None, method="POST"):
@@ -38,9 +37,9 @@ class Vllm:
     def __init__(self, url):
         self.url = url
 
-    def folder(self, folder, root, name):
-        """Why a folder of all weights was refused, or None."""
-        return self._update({"folder": str(folder), "to": root}, name)
+    def all(self, url, root, name):
+        """Why all weights were refused, or None."""
+        return self._update({"all": url, "to": root}, name)
 
     def patch(self, url, exchange, start, end, name):
         self._send_update({"stage": url, "from": start, "to": end}, {})
@@ -88,15 +87,15 @@ class Sglang:
     def __init__(self, url):
         self.url = url
 
-    def folder(self, folder, root, name):
-        return self._update(folder, name)
+    def all(self, url, root, name):
+        return self._update(url, name)
 
     def patch(self, url, exchange, start, end, name):
         return self._update(url, name)
 
-    def _update(self, path, name):
+    def _update(self, url, name):
         send(f"{self.url}/pause_generation", {"mode": "retract"})
-        body = {"model_path": str(path), "load_format": "springtide", "weight_version": name}
+        body = {"model_path": url, "load_format": "springtide", "weight_version": name}
         try:
             answer = send(f"{self.url}/update_weights_from_disk", body)
             return None if answer["success"] else answer["message"]
@@ -139,6 +138,12 @@ class Damaged(Exchange):
         return own[:-1] + bytes([own[-1] ^ 1])
 
 
+class DamagedWeights(Exchange):
+    def all_weights(self):
+        all_weights = super().all_weights()
+        return all_weights[:-1] + bytes([all_weights[-1] ^ 1])
+
+
 class Mistaken(Exchange):
     """Compares with a version that the engine was not given, as after an update that went wrong unnoticed."""
 
@@ -170,8 +175,7 @@ def with_fault(folder, faulty, name, places):
 def main():
     kinds = {"vllm": Vllm, "sglang": Sglang}
     engine, base = kinds[sys.argv[1]](sys.argv[2]), Path(sys.argv[3])
-    SHARED_MEMORY.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as work, Follower() as follower:
+    with tempfile.TemporaryDirectory() as work, Follower() as follower:
         old_folder, new_folder = Path(work) / "old", Path(work) / "new"
         shutil.copytree(base, old_folder)
         write_next(base, new_folder)
@@ -188,23 +192,28 @@ def main():
             exchange = kind(patch, new)
             return engine.patch(follower.open(exchange), exchange, old.root(), end, name)
 
-        assert engine.folder(old_folder, old.root(), "old") is None
+        def load(checkpoint, name, root=None, kind=Exchange):
+            return engine.all(follower.open(kind(None, checkpoint)), root or checkpoint.root(), name)
+
+        assert load(old, "old") is None
         before = engine.logprobs()
         if isinstance(engine, Vllm):  # SGLang is not told which version it should become
-            expect("another version or damaged", engine.folder(new_folder, old.root(), "refused"))
+            expect("the follower has version", load(new, "refused", old.root()))
             expect("the follower has version", give(end=old.root()))
         expect("do not match their digest", give(Damaged))
         assert engine.logprobs() == before, "a refused update changed the weights"
         assert give(name="new") is None
         patched = engine.logprobs()
         assert engine.version() == "new"
-        expect("load a folder first", give())
-        assert engine.folder(new_folder, new.root(), "new") is None
+        expect("load all first", give())
+        assert load(new, "new") is None
         assert engine.logprobs() == patched, "the patched weights answer otherwise than the loaded ones"
         difference = max(abs(a - b) for (_, a), (_, b) in zip(before, patched))
         assert difference > 1e-3, "the patch changed nothing"
         found = find_faults(engine, follower, Path(work), new_folder, new) if isinstance(engine, Vllm) else 0
-        assert engine.folder(old_folder, old.root(), "old") is None
+        expect("other bytes than", load(old, "refused", kind=DamagedWeights))
+        expect("load all first", give())
+        assert load(old, "old") is None
         assert engine.logprobs() == before
         if isinstance(engine, Vllm):  # also after another update
             exchange = Exchange(None, old)

@@ -134,13 +134,13 @@ async fn a_follower_killed_in_the_middle_of_an_update_passes_nothing_before_the_
 
     // killed while nothing changes: the engine still holds the version, and takes no folder again
     follower.kill().await;
-    let folders = engine.folders();
+    let folders = engine.loads();
     let follower = Follower::start(&world, &arguments).await;
     eventually("the engine answers at once", LIMIT, async || {
         (follower.sample().await == 200).then_some(())
     })
     .await;
-    assert_eq!(engine.folders(), folders);
+    assert_eq!(engine.loads(), folders);
 }
 
 #[tokio::test(flavor = "multi_thread")]

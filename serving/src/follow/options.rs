@@ -57,8 +57,6 @@ edge::options! {
         pub timeout_ms: u64 = 60_000 => 1..,
         /// As in `[serve.remote]`.
         pub weights_listen: SocketAddr = ([127, 0, 0, 1], 0).into(),
-        /// As in `[serve.remote]`.
-        pub patch_dir: PathBuf = "/dev/shm/springtide".into(),
         /// Largest body of a request that is passed on, in bytes.
         pub body_bytes_max: u64 = 64 << 20 => 1..,
         /// For `vllm` and `sglang`: most requests that sample or wait to at the same time; further
@@ -118,7 +116,6 @@ impl Options {
             sglang,
             slow_start_ms: 0,
             weights_listen: self.weights_listen,
-            patch_dir: self.patch_dir.clone(),
             probe_error_max: self.probe_error_max,
             unproved_error_max: self.unproved_error_max,
             drain_ms_max: self.drain_ms_max,

@@ -109,21 +109,13 @@ impl Client {
         }
     }
 
-    /// Replaces its weights, calls them `name`, and clears its caches. A patch leads `from` these weights `to` those,
-    /// by content hash. Requests that still run are cut off,
-    /// or go on with the new weights, as `in_flight` says. An error leaves it paused or with unknown
-    /// weights: it must not get traffic before the next success.
-    pub async fn update(
-        &self,
-        weights: Weights<'_>,
-        from: &str,
-        to: &str,
-        name: &str,
-        in_flight: InFlight,
-    ) -> anyhow::Result<()> {
+    /// Replaces its weights, and clears its caches. Requests that still run are cut off, or go on with the new
+    /// weights, as `in_flight` says. An error leaves it paused or with unknown weights: it must not get traffic
+    /// before the next success.
+    pub async fn update(&self, weights: Weights<'_>, in_flight: InFlight) -> anyhow::Result<()> {
         match self {
-            Client::Vllm(engine) => engine.update(weights, from, to, name, in_flight).await,
-            Client::Sglang(engine) => engine.update(weights, name, in_flight).await,
+            Client::Vllm(engine) => engine.update(weights, in_flight).await,
+            Client::Sglang(engine) => engine.update(weights, in_flight).await,
             Client::OpenAi(_) => bail!("{} takes no weights", self.url()),
         }
     }

@@ -123,8 +123,13 @@ impl Http {
     /// Sends a command to the address for control. Fails unless the engine reports success, with its
     /// reason: no command has a text of a caller, which it could quote.
     pub async fn command(&self, path: &str, body: Option<Value>) -> anyhow::Result<()> {
+        self.command_within(self.timeouts.answer, path, body).await
+    }
+
+    /// The same with another limit.
+    pub async fn command_within(&self, limit: Duration, path: &str, body: Option<Value>) -> anyhow::Result<()> {
         let url = format!("{}{path}", self.control_base);
-        let mut request = self.client.post(url).timeout(self.timeouts.answer);
+        let mut request = self.client.post(url).timeout(limit);
         if let Some(body) = body {
             request = request.json(&body);
         }

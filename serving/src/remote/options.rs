@@ -5,7 +5,7 @@ use edge::options::above;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What an update does with the requests that run on an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,14 +37,10 @@ edge::options! {
         /// Sequences that one engine samples together. Default: the fewest that an engine says, or 256.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub slots: Option<usize> = None,
-        /// Where the workers of vLLM and SGLang get what changes: an address of this machine that they reach, the
+        /// Where the workers of vLLM and SGLang get weights: an address of this machine that they reach, the
         /// port of your choice (0: any free one). Plain HTTP; each update has a random path, which only its
         /// engine is told.
         pub weights_listen: SocketAddr = ([127, 0, 0, 1], 0).into(),
-        /// Folder, best in memory, for all weights of an engine that cannot take a patch. It must see the same files.
-        /// Only this user may write to it, and its group may read it; a folder that others may write
-        /// to is refused.
-        pub patch_dir: PathBuf = PathBuf::from("/dev/shm/springtide"),
         /// Requests that run when an engine changes its version. `drain`: they end on their version.
         /// `cross`: they go on with the next one, and the log names the version of each token. With
         /// control = false set what the follower has.
@@ -60,7 +56,8 @@ edge::options! {
         /// How long running requests may take to finish before an engine changes its version, in
         /// milliseconds. Then they are cut off.
         pub drain_ms_max: u64 = 30_000,
-        /// Longest wait for an engine's answer to a command and between two tokens, in milliseconds.
+        /// Longest wait for an engine's answer to a command and between two tokens, in milliseconds. Commands about
+        /// weights may take a second longer for each 100 MB of the version.
         pub timeout_ms: u64 = 60_000 => 1..,
         /// Longest wait for the first token, in milliseconds: reading a long prompt on a busy engine takes long.
         pub first_token_ms: u64 = 300_000 => 1..,

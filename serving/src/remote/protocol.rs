@@ -5,18 +5,24 @@ use crate::engine::{SampleRequest, Token};
 use anyhow::anyhow;
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::Path;
+use std::time::Duration;
 
 /// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
 pub const BIAS_MIN: f32 = -100.0;
 
 /// New weights for an engine.
 #[derive(Debug, Clone, Copy)]
-pub enum Weights<'a> {
-    /// The URL at which its workers get a patch.
-    Patch(&'a str),
-    /// A Hugging Face folder.
-    Folder(&'a Path),
+pub struct Weights<'a> {
+    /// Where its workers get them.
+    pub url: &'a str,
+    /// Content hash of the version that they are changed from. `None`: all weights are loaded.
+    pub from: Option<&'a str>,
+    /// Content hash.
+    pub to: &'a str,
+    /// What the engine calls them.
+    pub name: &'a str,
+    /// How long the engine may take for them.
+    pub limit: Duration,
 }
 
 /// Output tokens `start` to `end` (exclusive).

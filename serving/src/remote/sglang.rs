@@ -1,6 +1,6 @@
 //! An SGLang server: sampling through `/generate` with token ids; new weights through
 //! `/update_weights_from_disk`, between `/pause_generation` and `/continue_generation`. The loader of
-//! `python/` takes patches and folders there. Tried with SGLang 0.5.23 on a CPU, without
+//! `python/` takes the URL of a follower there. Tried with SGLang 0.5.23 on a CPU, without
 //! its kernels.
 //!
 //! Its log-probabilities are of the distribution at the temperature, before filters. So requests with
@@ -135,12 +135,8 @@ impl Sglang {
         Ok(model.max_model_len)
     }
 
-    /// [`Client::update`](super::client::Client::update). A patch says itself which versions it is between.
-    pub async fn update(&self, weights: Weights<'_>, name: &str, in_flight: InFlight) -> anyhow::Result<()> {
-        let path = match weights {
-            Weights::Patch(url) => json!(url),
-            Weights::Folder(path) => json!(path),
-        };
+    /// [`Client::update`](super::client::Client::update). The workers are told at the URL which versions they get.
+    pub async fn update(&self, weights: Weights<'_>, in_flight: InFlight) -> anyhow::Result<()> {
         let mode = match in_flight {
             InFlight::Drain => "abort",
             // back to the queue: what goes on is read again with the new weights
@@ -150,9 +146,13 @@ impl Sglang {
             .command("/pause_generation", Some(json!({"mode": mode})))
             .await?;
         let update = json!({
-            "model_path": path, "load_format": LOAD_FORMAT, "weight_version": name, "flush_cache": true,
+            "model_path": weights.url, "load_format": LOAD_FORMAT, "weight_version": weights.name,
+            "flush_cache": true,
         });
-        let updated = self.http.command("/update_weights_from_disk", Some(update)).await;
+        let updated = self
+            .http
+            .command_within(weights.limit, "/update_weights_from_disk", Some(update))
+            .await;
         let resumed = self.http.command("/continue_generation", Some(json!({}))).await;
         updated.and(resumed)
     }

@@ -40,7 +40,7 @@ use model::exact::{ExactModel, KvCache};
 use model::sampling::{self, Params, PreviousTokens, Source};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use text::tokenizer::Tokenizer;
@@ -49,17 +49,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn new_versions_reach_an_engine_as_patches_and_nothing_is_left_behind() {
+async fn new_versions_reach_an_engine_as_patches() {
     let mut stand = Stand::new(1).await;
     let first = stand.place(1, &[]).await;
     assert!(finished(&stand.ask(&first, 5).await));
     let second = stand.place(2, &[]).await;
     assert!(finished(&stand.ask(&second, 5).await));
-    assert_eq!(stand.fakes[0].updates(), ["folder", "patch"]);
-    let folder = std::fs::read_dir(stand.patches.path()).unwrap().next();
-    let left = std::fs::read_dir(folder.unwrap().unwrap().path()).unwrap();
-    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["lock"]);
+    assert_eq!(stand.fakes[0].updates(), ["all", "patch"]);
     // nobody serves the first version any more, and its requests would wait
     assert!(stand.pool.unavailable(&first).is_some());
     assert!(stand.pool.unavailable(&second).is_none());
@@ -75,10 +71,10 @@ async fn an_engine_that_reports_success_and_keeps_its_weights_gets_no_traffic() 
     });
     // the probe notices, and all weights are loaded
     stand.place(2, &[]).await;
-    assert_eq!(stand.fakes[0].updates(), ["folder", "patch", "folder"]);
+    assert_eq!(stand.fakes[0].updates(), ["all", "patch", "all"]);
     stand.fakes[0].set(Faults {
         ignores_patches: true,
-        ignores_folders: true,
+        ignores_all: true,
         ..Faults::default()
     });
     let (third, checkpoint) = version(3);
@@ -115,7 +111,7 @@ async fn an_engine_that_lacks_one_weight_of_a_patch_is_found_by_its_bytes_and_lo
     }
     assert_eq!(stand.pool.state(0), State::Unproven);
     stand.mend(&[(2, 1.0)], 2, 1).await;
-    assert_eq!(stand.fakes[0].updates(), ["folder", "patch", "folder"]);
+    assert_eq!(stand.fakes[0].updates(), ["all", "patch", "all"]);
     while stand.fakes[0].held().proofs < 3 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -212,32 +208,20 @@ async fn a_restarted_engine_gets_its_version_before_traffic() {
     }
     stand.mend(&[(7, 1.0)], 7, 1).await;
     // the patch starts from what it no longer holds
-    assert_eq!(stand.fakes[0].updates(), ["folder"]);
+    assert_eq!(stand.fakes[0].updates(), ["all"]);
     assert!(finished(&stand.ask(&version, 5).await));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weights_that_cannot_be_written_take_no_engine_out() {
+async fn an_engine_whose_workers_take_no_patch_loads_all_weights() {
     let mut stand = Stand::new(1).await;
-    let first = stand.place(1, &[]).await;
-    let folder = std::fs::read_dir(stand.patches.path()).unwrap().next();
-    let folder = folder.unwrap().unwrap().path();
-    // as on a full disk
-    let moved = folder.with_extension("moved");
-    std::fs::rename(&folder, &moved).unwrap();
-    std::fs::write(&folder, "").unwrap();
+    stand.place(1, &[]).await;
     stand.fakes[0].set(Faults {
         refuses_patches: true,
         ..Faults::default()
     });
-    let (second, checkpoint) = version(2);
-    let refused = stand.updater.place(&second, &checkpoint, &BTreeSet::new()).await;
-    assert!(format!("{:#}", refused.unwrap_err()).contains(".folder"));
-    assert_eq!(stand.pool.state(0), State::Serving(1));
-    assert!(finished(&stand.ask(&first, 5).await));
-    std::fs::remove_file(&folder).unwrap();
-    std::fs::rename(&moved, &folder).unwrap();
-    stand.place(2, &[]).await;
+    let second = stand.place(2, &[]).await;
+    assert_eq!(stand.fakes[0].updates(), ["all", "all"]);
     assert!(finished(&stand.ask(&second, 5).await));
 }
 

@@ -1,10 +1,9 @@
-//! Changes the version that an engine holds: new weights in files, drain, update, probe. Each change is a
+//! Changes the version that an engine holds: new weights for its workers, drain, update, probe. Each change is a
 //! task of its own (`change`), so an engine that hangs delays no other. Also gives restarted and spare
 //! engines a version, and finds out which version an engine holds that takes no weights from us
 //! (`recognize`).
 
 mod change;
-mod files;
 mod recognize;
 mod workers;
 
@@ -16,7 +15,6 @@ use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use change::Change;
-use files::Files;
 use futures::FutureExt as _;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +25,7 @@ use workers::Workers;
 
 /// How long an engine may take to say how long its context is.
 const CONTEXT_WAIT: Duration = Duration::from_secs(2);
-/// Engines that change at once without being urgent: each has files of its weights.
+/// Engines that change at once without being urgent: each reads all weights.
 const MENDED_MAX: usize = 2;
 
 /// What an engine holds, as far as is known.
@@ -88,23 +86,20 @@ pub struct Updater {
     /// Per engine. It stays after its end until somebody has seen how it ended.
     changing: Vec<Option<Ongoing>>,
     /// For the engines that take weights. `None`: there are none.
-    files: Option<Arc<Files>>,
     workers: Option<Arc<Workers>>,
     /// When each engine that takes no weights is probed next.
     probe_at: Vec<Instant>,
 }
 
 impl Updater {
-    /// Fails if somebody else can write to `patch_dir`, or if `weights_listen` is taken.
+    /// Fails if `weights_listen` is taken.
     pub fn new(pool: Pool, options: Options) -> anyhow::Result<Self> {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
-        let files = takes_weights.then(|| Files::open(&options.patch_dir)).transpose()?;
         let workers = takes_weights
             .then(|| Workers::listen(options.weights_listen))
             .transpose()?;
         Ok(Updater {
             workers: workers.map(Arc::new),
-            files: files.map(Arc::new),
             held: (0..pool.engines()).map(|_| None).collect(),
             changing: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
@@ -115,7 +110,7 @@ impl Updater {
 
     /// Whether engines get their weights from here. Otherwise versions come without tensors.
     pub fn gives_weights(&self) -> bool {
-        self.files.is_some()
+        self.workers.is_some()
     }
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
@@ -242,7 +237,6 @@ impl Updater {
         let change = Change {
             pool: self.pool.clone(),
             options: self.options.clone(),
-            files: self.files.clone().context("no engine takes weights")?,
             workers: self.workers.clone().context("no engine takes weights")?,
             engine,
             name,

@@ -154,18 +154,12 @@ impl Vllm {
     }
 
     /// [`Client::update`](super::client::Client::update).
-    pub async fn update(
-        &self,
-        weights: Weights<'_>,
-        from: &str,
-        to: &str,
-        name: &str,
-        in_flight: InFlight,
-    ) -> anyhow::Result<()> {
+    pub async fn update(&self, weights: Weights<'_>, in_flight: InFlight) -> anyhow::Result<()> {
         let _open = self.commands.lock().await;
-        let info = match weights {
-            Weights::Patch(url) => json!({"patch": url, "from": from, "to": to}),
-            Weights::Folder(path) => json!({"folder": path, "to": to}),
+        let Weights { url, to, .. } = weights;
+        let info = match weights.from {
+            Some(from) => json!({"patch": url, "from": from, "to": to}),
+            None => json!({"all": url, "to": to}),
         };
         // the cache is of the old weights; for what goes on it is computed again
         let pause = match in_flight {
@@ -176,8 +170,10 @@ impl Vllm {
         let updated = async {
             self.begin().await?;
             let info = json!({"update_info": info});
-            self.http.command("/update_weights", Some(info)).await?;
-            let named = json!({"weight_version": name});
+            self.http
+                .command_within(weights.limit, "/update_weights", Some(info))
+                .await?;
+            let named = json!({"weight_version": weights.name});
             self.http.command("/finish_weight_update", Some(named)).await
         };
         let updated = updated.await;

@@ -41,7 +41,6 @@ pub struct World {
     pub room: Room,
     pub stack: Stack,
     dir: TempDir,
-    patches: PathBuf,
     springtide: PathBuf,
     environment: Vec<(&'static str, String)>,
     pub address: SocketAddr,
@@ -56,7 +55,6 @@ impl World {
         let stack = Stack::start(springtide).await?;
         let room = stack.room("bench_engines", PARTITIONS).await?;
         let dir = tempfile::tempdir()?;
-        let patches = PathBuf::from(format!("/dev/shm/springtide-bench-{}", std::process::id()));
         let [ingest, control, serve] = edge::bind::free_ports()?.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let mut environment = vec![
             ("SPRINGTIDE__STATE_DIR", dir.path().join("state").display().to_string()),
@@ -70,14 +68,12 @@ impl World {
                 format!("[{{alias=\"{LEARNER}\",weight=1.0,explore=0.0}}]"),
             ),
             ("SPRINGTIDE__SERVE__SLOTS", slots.to_string()),
-            ("SPRINGTIDE__SERVE__REMOTE__PATCH_DIR", patches.display().to_string()),
         ];
         environment.extend(room.environment());
         let mut world = World {
             room,
             stack,
             dir,
-            patches,
             springtide: springtide.to_owned(),
             environment,
             address: serve,
@@ -126,8 +122,7 @@ impl World {
             .args(["--engine", "vllm", "--engine-url", &format!("http://{engine}")])
             .args(["--alias", LEARNER, "--listen", &listen.to_string()])
             .env("SPRINGTIDE__FOLLOW__REPLICA", &name)
-            .env("SPRINGTIDE__FOLLOW__STATE_DIR", self.dir.path().join(&name))
-            .env("SPRINGTIDE__FOLLOW__PATCH_DIR", &self.patches);
+            .env("SPRINGTIDE__FOLLOW__STATE_DIR", self.dir.path().join(&name));
         self.run(command, &name, &format!("http://{listen}/metrics")).await
     }
 
@@ -189,7 +184,6 @@ impl World {
             role.kill()?;
         }
         self.room.pool.close().await;
-        let _ = fs::remove_dir_all(&self.patches);
         self.stack.stop().await
     }
 }

@@ -1,7 +1,6 @@
 //! An engine with vLLM's routes that can be stopped in the middle of an update, as a real one cannot.
 //! It samples with our exact model.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ struct Held {
     stalls: bool,
     updating: bool,
     sampled: usize,
-    folders: usize,
+    loads: usize,
     keys: Vec<String>,
     /// The patch that it got last.
     patch: Option<Contents>,
@@ -56,7 +55,7 @@ impl Engine {
                 stalls: false,
                 updating: false,
                 sampled: 0,
-                folders: 0,
+                loads: 0,
                 keys: vec![],
                 patch: None,
             })),
@@ -113,8 +112,8 @@ impl Engine {
     }
 
     /// How often it has loaded all weights.
-    pub fn folders(&self) -> usize {
-        self.held().folders
+    pub fn loads(&self) -> usize {
+        self.held().loads
     }
 
     /// The keys of all requests.
@@ -146,10 +145,14 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
     while engine.held().stalls {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let info = &body["update_info"];
+    let all = match info["all"].as_str() {
+        Some(url) => Some(load(url, engine.holds()).await),
+        None => None,
+    };
     let mut held = engine.held();
     held.updating = false;
-    let info = &body["update_info"];
-    held.checkpoint = match (info["patch"].as_str(), info["folder"].as_str()) {
+    held.checkpoint = match (info["patch"].as_str(), all) {
         (Some(_), _) => {
             if held.broken || info["from"] != held.checkpoint.root().to_string() {
                 return Err(StatusCode::INTERNAL_SERVER_ERROR);
@@ -157,10 +160,10 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
             let patch = held.patch.take().unwrap();
             patched(&held.checkpoint, &patch)
         }
-        (None, Some(folder)) => {
-            held.folders += 1;
+        (None, Some(checkpoint)) => {
+            held.loads += 1;
             held.broken = false;
-            Checkpoint::read_dir(Path::new(folder)).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?
+            checkpoint
         }
         (None, None) => return Err(StatusCode::BAD_REQUEST),
     };
@@ -168,14 +171,32 @@ async fn update(State(engine): State<Engine>, Json(body): Json<Value>) -> Result
     Ok(Json(json!({})))
 }
 
+/// What the only worker of an engine asks. `None`: with GET.
+async fn ask(url: &str, what: &str, body: Option<Value>) -> Bytes {
+    let url = format!("{url}{what}?worker=0&replica=0&of=1");
+    let client = reqwest::Client::new();
+    let request = match body {
+        None => client.get(url),
+        Some(body) => client.post(url).json(&body),
+    };
+    let answer = request.send().await.unwrap().error_for_status().unwrap();
+    answer.bytes().await.unwrap()
+}
+
+/// All weights, of the same form as what it holds.
+async fn load(url: &str, mut checkpoint: Checkpoint) -> Checkpoint {
+    ask(url, "", None).await;
+    let mut bytes = ask(url, "/weights", None).await;
+    for tensor in checkpoint.tensors.values_mut() {
+        tensor.bytes = bytes.split_to(tensor.bytes.len()).into();
+    }
+    ask(url, "/end", Some(json!({"failed": null}))).await;
+    checkpoint
+}
+
 /// As an engine with one worker, whose memories are the tensors.
 async fn stage(engine: &Engine, url: &str) {
-    let client = reqwest::Client::new();
-    client
-        .get(format!("{url}?worker=0&replica=0&of=1"))
-        .send()
-        .await
-        .unwrap();
+    ask(url, "", None).await;
     let part = |(name, tensor): (&String, &TensorData)| {
         let elements = tensor.shape.iter().product();
         LocalPart {
@@ -187,18 +208,9 @@ async fn stage(engine: &Engine, url: &str) {
         }
     };
     let parts: Vec<LocalPart> = engine.held().checkpoint.tensors.iter().map(part).collect();
-    let asked = client
-        .post(format!("{url}/patch?worker=0&replica=0&of=1"))
-        .json(&parts)
-        .send()
-        .await
-        .unwrap();
-    let patch = Contents::from_bytes(&asked.bytes().await.unwrap()).unwrap();
-    engine.held().patch = Some(patch);
-    let ready = client
-        .post(format!("{url}/end?worker=0&replica=0&of=1"))
-        .json(&json!({"failed": null}));
-    ready.send().await.unwrap().error_for_status().unwrap();
+    let patch = ask(url, "/patch", Some(json!(parts))).await;
+    engine.held().patch = Some(Contents::from_bytes(&patch).unwrap());
+    ask(url, "/end", Some(json!({"failed": null}))).await;
 }
 
 fn patched(checkpoint: &Checkpoint, patch: &Contents) -> Checkpoint {

@@ -214,7 +214,6 @@ impl Follower {
             .env("SPRINGTIDE__CLIENT__CONTROL", format!("http://127.0.0.1:{nobody}"))
             .env("SPRINGTIDE__FOLLOW__API_KEY", "secret")
             .env("SPRINGTIDE__FOLLOW__ENGINE_API_KEY", "of-the-engine")
-            .env("SPRINGTIDE__FOLLOW__PATCH_DIR", folder.join("patches"))
             .env("SPRINGTIDE__FOLLOW__BACK_OFF_MS_MAX", "500");
         if let Some(key) = &world.caller_key {
             command.env("SPRINGTIDE__FOLLOW__CALLER_KEY", key);

@@ -7,6 +7,7 @@ use super::select::{self, Matrix, Place};
 use super::weight::{Bf16, F32, NotFinite};
 use super::{Error, Spec, config, fp8, int4};
 use crate::checkpoint::Checkpoint;
+use crate::memory::Buffer;
 use crate::tensor::{TensorData, WrongSize, bytes_of};
 use crate::threads::Threads;
 
@@ -43,7 +44,7 @@ pub(super) fn make(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Re
     quantized.into_iter().collect::<Result<(), Error>>()?;
     for Output { matrix, tensors } in outputs {
         for (place, bytes) in tensors {
-            let tensor = TensorData::new(place.dtype, place.shape(), Bytes::from(bytes))?;
+            let tensor = TensorData::new(place.dtype, place.shape(), Bytes::from_owner(bytes))?;
             insert(&mut copy, place.name, tensor)?;
         }
         if let Some((name, tensor)) = matrix.shape_tensor(spec) {
@@ -66,13 +67,13 @@ fn insert(copy: &mut Checkpoint, name: String, tensor: TensorData) -> Result<(),
 /// A matrix, and the tensors that replace it: codes and scales.
 struct Output<'a> {
     matrix: Matrix<'a>,
-    tensors: [(Place, Vec<u8>); 2],
+    tensors: [(Place, Buffer<u8>); 2],
 }
 
 impl<'a> Output<'a> {
     fn of(matrix: Matrix<'a>, spec: Spec) -> Result<Self, Error> {
         let [codes, scales] = matrix.places(spec);
-        let (code_bytes, scale_bytes) = (zeros(&codes)?, zeros(&scales)?);
+        let (code_bytes, scale_bytes) = (room(&codes)?, room(&scales)?);
         let tensors = [(codes, code_bytes), (scales, scale_bytes)];
         Ok(Output { matrix, tensors })
     }
@@ -135,10 +136,11 @@ impl Band<'_> {
     }
 }
 
-fn zeros(place: &Place) -> Result<Vec<u8>, Error> {
+/// At rest. Each byte is set later.
+fn room(place: &Place) -> Result<Buffer<u8>, Error> {
     let (dtype, shape) = (place.dtype, place.shape());
     match bytes_of(dtype, &shape) {
-        Some(bytes) => Ok(vec![0; bytes]),
+        Some(bytes) => Ok(Buffer::at_rest(bytes)),
         None => Err(WrongSize { dtype, shape, bytes: 0 }.into()),
     }
 }

@@ -21,7 +21,6 @@ struct Front {
     pool: Pool,
     updater: Option<Updater>,
     address: SocketAddr,
-    folder: tempfile::TempDir,
 }
 
 impl Front {
@@ -30,13 +29,11 @@ impl Front {
     }
 
     async fn of(fake: Fake, in_flight: InFlight) -> Front {
-        let folder = tempfile::tempdir().unwrap();
         let options = Options {
             vllm: vec![Server {
                 url: fake.url.clone(),
                 ..Server::default()
             }],
-            patch_dir: folder.path().to_owned(),
             in_flight,
             ..Options::default()
         };
@@ -68,7 +65,6 @@ impl Front {
             pool,
             updater: Some(updater),
             address,
-            folder,
         }
     }
 
@@ -184,7 +180,7 @@ async fn an_engine_that_names_the_version_takes_an_empty_patch_and_a_probe() {
     let mut front = Front::new(InFlight::Drain).await;
     let first = version(1);
     front.update(&first).await.unwrap();
-    assert_eq!(front.fake.updates(), ["folder"]);
+    assert_eq!(front.fake.updates(), ["all"]);
     // another follower, as after kill -9
     let mut again = Front::of(front.fake.clone(), InFlight::Drain).await;
     assert_eq!(again.ask(2).await.status(), 503);
@@ -197,8 +193,7 @@ async fn an_engine_that_names_the_version_takes_an_empty_patch_and_a_probe() {
     front.fake.held().name = name;
     let mut third = Front::of(front.fake.clone(), InFlight::Drain).await;
     third.update(&first).await.unwrap();
-    assert_eq!(third.fake.updates(), ["folder"]);
-    drop(front.folder);
+    assert_eq!(third.fake.updates(), ["all"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,7 +228,7 @@ async fn by_default_an_update_waits_for_answers_and_refuses_new_requests() {
     let updating = front.update_beside(2);
     until(|| front.pool.serves(ENGINE).is_none()).await;
     assert_eq!(front.ask(1).await.status(), 503);
-    assert_eq!(front.fake.updates(), ["folder"]);
+    assert_eq!(front.fake.updates(), ["all"]);
     front.fake.set(Faults::default());
     let text = answer.bytes().await.unwrap();
     assert_eq!(tokens(&text), 4);
@@ -302,7 +297,7 @@ async fn an_answer_across_an_update_that_fails_its_probe_is_cut() {
     front.fake.set(Faults {
         waits_after: Some(2),
         ignores_patches: true,
-        ignores_folders: true,
+        ignores_all: true,
         ..Faults::default()
     });
     let mut answer = front.ask(40).await;
@@ -315,7 +310,7 @@ async fn an_answer_across_an_update_that_fails_its_probe_is_cut() {
     until(|| front.fake.held().running > 1).await;
     front.fake.set(Faults {
         ignores_patches: true,
-        ignores_folders: true,
+        ignores_all: true,
         ..Faults::default()
     });
     let (_, updated) = updating.await.unwrap();
@@ -431,5 +426,5 @@ async fn an_engine_on_a_socket_has_no_port() {
     front.update(&version(2)).await.unwrap();
     let answer = front.ask(3).await;
     assert_eq!(tokens(&answer.bytes().await.unwrap()), 3);
-    assert_eq!(front.fake.updates(), ["folder", "patch"]);
+    assert_eq!(front.fake.updates(), ["all", "patch"]);
 }

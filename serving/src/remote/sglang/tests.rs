@@ -7,7 +7,7 @@ use crate::remote::client::Client;
 use crate::remote::protocol::Weights;
 use crate::remote::recorded::{self, Exchange, events, request};
 use crate::remote::sequence::{self, End};
-use std::path::Path;
+use std::time::Duration;
 
 const RECORDED: &str = include_str!("../../../../tests/engines/sglang-0.5.23.json");
 
@@ -23,38 +23,36 @@ async fn the_state_of_a_server_is_read() {
     assert_eq!(server.context().await.unwrap(), Some(256));
 }
 
+/// As it was recorded, when the weights came in files.
+fn weights(from: Option<&'static str>) -> Weights<'static> {
+    let url = match from {
+        None => "/dev/shm/springtide/contract.folder",
+        Some(_) => "/dev/shm/springtide/contract.safetensors",
+    };
+    Weights {
+        url,
+        from,
+        to: "bb",
+        name: "springtide-7-bb",
+        limit: Duration::from_secs(60),
+    }
+}
+
 #[tokio::test]
-async fn a_folder_is_loaded_between_pause_and_continue_and_a_failed_one_is_reported() {
-    let folder = Weights::Folder(Path::new("/dev/shm/springtide/contract.folder"));
-    let server = play_back(&["pause", "folder", "resume", "new weights"]).await;
-    server
-        .update(folder, "", "bb", "springtide-7-bb", InFlight::Drain)
-        .await
-        .unwrap();
+async fn all_weights_are_loaded_between_pause_and_continue() {
+    let server = play_back(&["pause", "all", "resume", "new weights"]).await;
+    server.update(weights(None), InFlight::Drain).await.unwrap();
     assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
-    let missing = Weights::Folder(Path::new("/dev/shm/springtide/contract.missing"));
-    let server = play_back(&["pause", "missing folder", "resume", "weights"]).await;
-    let error = server
-        .update(missing, "", "bb", "springtide-7-bb", InFlight::Drain)
-        .await
-        .unwrap_err();
-    assert!(format!("{error:#}").contains("contract.missing"), "{error:#}");
 }
 
 #[tokio::test]
 async fn a_patch_is_applied_to_the_version_that_it_starts_from_and_refused_otherwise() {
-    let patch = Weights::Patch("/dev/shm/springtide/contract.safetensors");
+    let patch = weights(Some("aa"));
     let server = play_back(&["pause", "patch", "resume", "new weights"]).await;
-    server
-        .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)
-        .await
-        .unwrap();
+    server.update(patch, InFlight::Drain).await.unwrap();
     assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
-    let server = play_back(&["pause", "patch before a folder", "resume"]).await;
-    let error = server
-        .update(patch, "aa", "bb", "springtide-7-bb", InFlight::Drain)
-        .await
-        .unwrap_err();
+    let server = play_back(&["pause", "patch before all", "resume"]).await;
+    let error = server.update(patch, InFlight::Drain).await.unwrap_err();
     assert!(format!("{error:#}").contains("load a folder first"), "{error:#}");
 }
 

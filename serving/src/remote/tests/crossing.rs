@@ -101,7 +101,7 @@ async fn nothing_is_passed_on_of_what_weights_sampled_that_failed_their_probe() 
         }
         let mut held = stand.fakes[0].held();
         held.faults = Faults {
-            ignores_folders: true,
+            ignores_all: true,
             ..Faults::default()
         };
         // the patch went wrong

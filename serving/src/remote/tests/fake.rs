@@ -11,8 +11,8 @@ pub(crate) const SLOTS: usize = 48;
 pub(crate) struct Faults {
     /// Patches succeed without effect.
     pub(crate) ignores_patches: bool,
-    /// So do folders.
-    pub(crate) ignores_folders: bool,
+    /// So do updates to all weights.
+    pub(crate) ignores_all: bool,
     /// Its workers are not ready for patches, and do not say what they hold.
     pub(crate) refuses_patches: bool,
     /// Patches are written but for one weight.
@@ -44,7 +44,7 @@ pub(crate) struct Held {
     pub(crate) root: String,
     pub(crate) model: Arc<ExactModel>,
     pub(crate) faults: Faults,
-    /// Patches and folders that it was given.
+    /// What it was given: a patch, or all weights.
     pub(crate) updates: Vec<&'static str>,
     /// How it was paused for them.
     pub(crate) pauses: Vec<String>,
@@ -191,8 +191,12 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
         });
         return Ok(Json(json!({})));
     }
+    let all = match info["all"].as_str() {
+        Some(url) => Some(Worker::ask(fake.clone(), url).await.load().await),
+        None => None,
+    };
     let mut held = fake.held();
-    let (kind, ignored, next) = match (info["patch"].as_str(), info["folder"].as_str()) {
+    let (kind, ignored, next) = match (info["patch"].as_str(), all) {
         (Some(url), _) => {
             if info["from"] != held.root {
                 return Err((StatusCode::INTERNAL_SERVER_ERROR, "another version".into()));
@@ -207,10 +211,7 @@ async fn update(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Result
                 patched(&held.checkpoint, &patch, forgets),
             )
         }
-        (None, Some(folder)) => {
-            let checkpoint = Checkpoint::read_dir(Path::new(folder)).unwrap();
-            ("folder", held.faults.ignores_folders, checkpoint)
-        }
+        (None, Some(checkpoint)) => ("all", held.faults.ignores_all, checkpoint),
         (None, None) => return Err((StatusCode::BAD_REQUEST, "no weights".into())),
     };
     held.updates.push(kind);
@@ -270,6 +271,13 @@ impl Worker {
         }
     }
 
+    async fn load(self) -> Checkpoint {
+        let url = format!("{}/weights?worker=0&replica=0&of=1", self.url);
+        let bytes = reqwest::get(url).await.unwrap().bytes().await.unwrap();
+        self.post("end", &json!({"failed": null})).await;
+        with_bytes(self.fake.held().checkpoint.clone(), bytes)
+    }
+
     async fn stage(self) {
         let failed = self.fake.held().faults.refuses_patches.then_some("no patches");
         if failed.is_none() {
@@ -297,6 +305,15 @@ impl Worker {
         self.post("end", &json!({"failed": null})).await;
         self.fake.held().proofs += 1;
     }
+}
+
+/// A version of the same form, of the bytes of its tensors.
+fn with_bytes(mut checkpoint: Checkpoint, mut bytes: axum::body::Bytes) -> Checkpoint {
+    for tensor in checkpoint.tensors.values_mut() {
+        tensor.bytes = bytes.split_to(tensor.bytes.len()).into();
+    }
+    assert!(bytes.is_empty());
+    checkpoint
 }
 
 fn patched(checkpoint: &Checkpoint, patch: &Contents, forgets_a_weight: bool) -> Checkpoint {

@@ -57,7 +57,7 @@ async fn a_server_that_a_follower_controls_serves_what_it_names_after_a_probe() 
     gateway.updater.recognize(&candidates).await;
     assert!(!gateway.updater.serves(1));
     // all updates were the follower's
-    assert_eq!(follower.fakes[0].updates(), ["folder", "patch"]);
+    assert_eq!(follower.fakes[0].updates(), ["all", "patch"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

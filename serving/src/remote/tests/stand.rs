@@ -21,10 +21,9 @@ pub(crate) fn gateway_to(engine: &Fake, unproved_error_max: Option<f32>) -> (tok
 }
 
 /// The pool and the updater of engines that take weights. They are watched until the guard is dropped.
-pub(crate) fn updater_of(engines: &[Fake], patch_dir: &Path) -> (tokio_util::sync::DropGuard, Pool, Updater) {
+pub(crate) fn updater_of(engines: &[Fake]) -> (tokio_util::sync::DropGuard, Pool, Updater) {
     let options = Options {
         vllm: engines.iter().map(vllm).collect(),
-        patch_dir: patch_dir.into(),
         ..Options::default()
     };
     let pool = Pool::new(&options, 4, config(64)).unwrap();
@@ -39,7 +38,6 @@ pub(super) struct Stand {
     pub(super) fakes: Vec<Fake>,
     pub(super) pool: Pool,
     pub(super) updater: Updater,
-    pub(super) patches: tempfile::TempDir,
     pub(super) watch: Option<tokio_util::sync::DropGuard>,
 }
 
@@ -68,11 +66,7 @@ impl Stand {
         for _ in 0..engines {
             fakes.push(Fake::start().await);
         }
-        let patches = tempfile::tempdir().unwrap();
-        let options = Options {
-            patch_dir: PathBuf::from(patches.path()),
-            ..options(&fakes)
-        };
+        let options = options(&fakes);
         let pool = Pool::new(&options, 4, config(64)).unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(pool.clone().watch(stop.clone()));
@@ -81,7 +75,6 @@ impl Stand {
             fakes,
             pool,
             updater,
-            patches,
             watch: Some(stop.drop_guard()),
         }
     }

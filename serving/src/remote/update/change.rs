@@ -1,6 +1,5 @@
-//! One change of an engine's version: files, drain, update, probe.
+//! One change of an engine's version: what changes, drain, update, probe.
 
-use super::files::{Files, WeightFiles};
 use super::workers::{Asked, Workers};
 use super::{Held, OfBytes, weights_name};
 use crate::engine::LoadedVersion;
@@ -21,8 +20,10 @@ use tokio_util::task::AbortOnDropHandle;
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How many times the longest wait for a token a probe may take.
 const PROBE_TIMEOUTS: u32 = 2;
-/// How many times the longest wait for an answer a proof by bytes may take.
-const PROOF_TIMEOUTS: u32 = 10;
+/// The slowest that workers may read, write or hash weights.
+const BYTES_PER_SECOND_MIN: u64 = 100 << 20;
+/// How many times as long as that a proof by bytes may take, which leaves the engine to its requests.
+const PROOF_TIMES: u32 = 10;
 /// Between the beginnings of two proofs of an engine: each reads all its weights.
 const PROOF_INTERVAL: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 60 });
 /// How long other engines are tried before one whose update failed.
@@ -32,7 +33,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) struct Change {
     pub pool: Pool,
     pub options: Arc<Options>,
-    pub files: Arc<Files>,
     pub workers: Arc<Workers>,
     pub engine: usize,
     /// Of the new weights.
@@ -41,13 +41,6 @@ pub(super) struct Change {
     pub checkpoint: Arc<Checkpoint>,
     /// What it holds is not what it says: all weights are loaded.
     pub is_refuted: bool,
-}
-
-/// New weights for an engine.
-struct Prepared {
-    files: Arc<WeightFiles>,
-    /// `None`: the files are of all weights.
-    patch: Option<ForWorkers>,
 }
 
 /// A patch that the engine's workers ask for.
@@ -85,8 +78,8 @@ impl Change {
 
     async fn change(&self, held: Option<Held>) -> (Option<Held>, anyhow::Result<Duration>) {
         // whatever fails here leaves the engine to its requests
-        let prepared = match self.prepare(held.as_ref()).await {
-            Ok(prepared) => prepared,
+        let mut patch = match self.prepare(held.as_ref()).await {
+            Ok(patch) => patch,
             Err(error) => return (held, Err(error)),
         };
         let started = Instant::now();
@@ -94,19 +87,15 @@ impl Change {
             self.drain(held.as_ref()).await;
         }
         let drained = started.elapsed();
-        let mut prepared = prepared;
         if let Some(Held { proof, .. }) = &held {
             proof.over.store(true, Ordering::Relaxed);
-            if proof.refuted.load(Ordering::Relaxed) && prepared.patch.take().is_some() {
+            if proof.refuted.load(Ordering::Relaxed) {
                 // since it was prepared
-                if let Err(error) = self.write_folder(&prepared.files).await {
-                    self.pool.set_state(self.engine, State::Unproven, None);
-                    return (held, Err(error));
-                }
+                patch = None;
             }
         }
         self.pool.update_begins(self.engine, &self.name);
-        let (probed, patched) = match self.update(prepared).await {
+        let (probed, patched) = match self.update(patch).await {
             Ok(done) => done,
             Err(error) => {
                 self.pool.update_failed(self.engine);
@@ -149,7 +138,7 @@ impl Change {
     fn prove(&self, begins: Instant, is_patched: bool) -> Arc<OfBytes> {
         let (pool, engine, serial) = (self.pool.clone(), self.engine, self.version.serial);
         let (workers, root, checkpoint) = (self.workers.clone(), self.version.root, self.checkpoint.clone());
-        let limit = Duration::from_millis(self.options.timeout_ms).saturating_mul(PROOF_TIMEOUTS);
+        let limit = self.weights_limit().saturating_mul(PROOF_TIMES);
         let proof = Arc::new(OfBytes::new(begins));
         let of = Arc::downgrade(&proof);
         let task = tokio::spawn(async move {
@@ -220,8 +209,14 @@ impl Change {
         }
     }
 
-    /// Makes the new weights ready, while the engine still answers.
-    async fn prepare(&self, held: Option<&Held>) -> anyhow::Result<Prepared> {
+    /// How long the engine's workers may take for all weights.
+    fn weights_limit(&self) -> Duration {
+        let reading = self.checkpoint.tensor_bytes() / BYTES_PER_SECOND_MIN;
+        Duration::from_millis(self.options.timeout_ms).saturating_add(Duration::from_secs(reading))
+    }
+
+    /// Makes what changes ready, while the engine still answers. `None`: all weights are to be loaded.
+    async fn prepare(&self, held: Option<&Held>) -> anyhow::Result<Option<ForWorkers>> {
         let named = match held {
             None if !self.is_refuted => self.named().await,
             _ => None,
@@ -230,12 +225,11 @@ impl Change {
         if let Some(held) = held.filter(|_| self.options.reads_text) {
             self.check_text(held).await?;
         }
-        let files = Arc::new(self.files.weights_of(self.engine));
         let patch = match held {
             Some(held) => self.patch(held).await,
             None => Ok(None),
         };
-        let patch = patch.unwrap_or_else(|error| {
+        Ok(patch.unwrap_or_else(|error| {
             let (error, engine) = (format!("{error:#}"), self.pool.client(self.engine).url());
             tracing::warn!(
                 engine,
@@ -244,11 +238,7 @@ impl Change {
             );
             metrics::counter!("springtide_remote_patches_failed_total").increment(1);
             None
-        });
-        if patch.is_none() {
-            self.write_folder(&files).await?;
-        }
-        Ok(Prepared { files, patch })
+        }))
     }
 
     /// What changes, ready in the engine's workers. `None`: more than weights changes.
@@ -283,15 +273,8 @@ impl Change {
     }
 
     async fn staged(&self, asked: &Asked) -> anyhow::Result<()> {
-        let limit = Duration::from_millis(self.options.timeout_ms);
-        let staged = tokio::time::timeout(limit, asked.staged()).await;
+        let staged = tokio::time::timeout(self.weights_limit(), asked.staged()).await;
         staged.context("it took too long")?
-    }
-
-    async fn write_folder(&self, files: &Arc<WeightFiles>) -> anyhow::Result<()> {
-        let (whole, files) = (self.checkpoint.clone(), files.clone());
-        let written = tokio::task::spawn_blocking(move || files.write_folder(&whole));
-        written.await.context("the writing thread")?
     }
 
     /// An engine that reads text itself has read its tokenizer, templates and end tokens when it started.
@@ -351,9 +334,8 @@ impl Change {
     }
 
     /// Returns the number of weights that were patched; `None`: all were loaded.
-    async fn update(&self, Prepared { files, patch }: Prepared) -> anyhow::Result<(Probed, Option<u64>)> {
+    async fn update(&self, patch: Option<ForWorkers>) -> anyhow::Result<(Probed, Option<u64>)> {
         let client = self.pool.client(self.engine);
-        let to = self.version.root.to_string();
         if let Some(ForWorkers {
             asked,
             from,
@@ -362,10 +344,7 @@ impl Change {
         }) = patch
         {
             let patched = async {
-                let patch = Weights::Patch(&asked.url);
-                client
-                    .update(patch, &from, &to, &self.name, self.options.in_flight)
-                    .await?;
+                self.give(&asked, Some(&from), self.options.in_flight).await?;
                 if !is_staged {
                     self.staged(&asked).await?;
                 }
@@ -380,13 +359,24 @@ impl Change {
                     self.pool.update_failed(self.engine);
                 }
             }
-            self.write_folder(&files).await?;
         }
+        let asked = self.workers.ask(None, self.version.root, self.checkpoint.clone());
         // whatever still runs may have been sampled with wrong weights
-        client
-            .update(Weights::Folder(&files.folder), "", &to, &self.name, InFlight::Drain)
-            .await?;
+        self.give(&asked, None, InFlight::Drain).await?;
+        self.staged(&asked).await?;
         Ok((self.probe().await?, None))
+    }
+
+    async fn give(&self, asked: &Asked, from: Option<&str>, in_flight: InFlight) -> anyhow::Result<()> {
+        let (to, limit) = (asked.to(), self.weights_limit());
+        let weights = Weights {
+            url: &asked.url,
+            from,
+            to: &to,
+            name: &self.name,
+            limit,
+        };
+        self.pool.client(self.engine).update(weights, in_flight).await
     }
 
     async fn probe(&self) -> anyhow::Result<Probed> {

@@ -1,11 +1,12 @@
 //! What the workers of an engine ask of us during an update, over HTTP on `weights_listen`. Each says which
-//! part of which tensor lies where in its memory, and gets what changes there; after the update it says what
-//! its memory holds, which is compared with the version.
+//! part of which tensor lies where in its memory, and gets what changes there, or it gets all weights; after the
+//! update it says what its memory holds, which is compared with the version.
 //!
 //! | request | |
 //! |---|---|
 //! | `GET /{token}` | [`Versions`]; from now on the worker is waited for |
 //! | `POST /{token}/patch` | its [`LocalPart`]s; the answer is the worker's patch (`artifact::patch`) |
+//! | `GET /{token}/weights` | the bytes of all tensors, in the order of their names |
 //! | `POST /{token}/held` | its [`HeldPart`]s |
 //! | `POST /{token}/end` | `{"failed": REASON}`, or `null`: it is ready, or has said what it holds |
 //!
@@ -19,22 +20,29 @@ use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::patch::{Contents, HeldPart, LocalPart, wrongly_held};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Json, Path, Query, Request, State};
+use axum::http::header::CONTENT_LENGTH;
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use bytes::Bytes;
 use edge::problem::Problem;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 /// Of the parts of one worker: some hundred bytes for each tensor.
 const BODY_BYTES_MAX: usize = 1 << 30;
+/// Of all weights, read ahead.
+const PIECE_BYTES: usize = 1 << 20;
+const PIECES_MAX: usize = 4;
 /// How many parts that differ an error names.
 const NAMED_MAX: usize = 3;
 
@@ -93,8 +101,8 @@ struct Versions {
     to: String,
     /// Names of the tensors that the patch changes.
     changed: Vec<String>,
-    /// Dtype and shape of every tensor.
-    tensors: BTreeMap<String, (String, Vec<usize>)>,
+    /// Dtype, shape and digest of every tensor.
+    tensors: BTreeMap<String, (String, Vec<usize>, Digest)>,
 }
 
 /// What all workers together hold.
@@ -274,6 +282,7 @@ fn router(open: Open) -> Router {
     Router::new()
         .route("/{token}", get(versions))
         .route("/{token}/patch", post(patch))
+        .route("/{token}/weights", get(weights))
         .route("/{token}/held", post(held))
         .route("/{token}/end", post(end))
         .route_layer(middleware::from_fn_with_state(open.clone(), only_open))
@@ -315,7 +324,10 @@ async fn versions(
     let exchange = exchange(&open, token)?;
     exchange.change(asking, |worker| worker.ended = None);
     let tensors = exchange.checkpoint.tensors.iter();
-    let tensors = tensors.map(|(name, tensor)| (name.clone(), (tensor.dtype.to_string(), tensor.shape.clone())));
+    let tensors = tensors.map(|(name, tensor)| {
+        let form = (tensor.dtype.to_string(), tensor.shape.clone(), tensor.bytes.digest());
+        (name.clone(), form)
+    });
     let changed = exchange.patch.iter().flat_map(|patch| patch.tensors.keys().cloned());
     Ok(Json(Versions {
         format: FORMAT,
@@ -344,6 +356,21 @@ async fn patch(
     });
     let failed = |_| Problem::unavailable("the patch was not made", 1);
     computed.await.map_err(failed)?
+}
+
+/// A thread reads them, because they may lie on a disk.
+async fn weights(State(open): State<Open>, Path(token): Path<Uuid>) -> Result<Response, Problem> {
+    let checkpoint = exchange(&open, token)?.checkpoint.clone();
+    let length = checkpoint.tensor_bytes();
+    let (sender, mut pieces) = mpsc::channel::<Result<Bytes, Infallible>>(PIECES_MAX);
+    tokio::task::spawn_blocking(move || {
+        let tensors = checkpoint.tensors.values();
+        let mut pieces = tensors.flat_map(|tensor| tensor.bytes.chunks(PIECE_BYTES));
+        // an error: nobody reads any more
+        pieces.try_for_each(|piece| sender.blocking_send(Ok(Bytes::copy_from_slice(piece))))
+    });
+    let pieces = futures::stream::poll_fn(move |context| pieces.poll_recv(context));
+    Ok(([(CONTENT_LENGTH, length)], Body::from_stream(pieces)).into_response())
 }
 
 /// It is compared after the answer: hashing a large model takes longer than a worker waits.

@@ -7,7 +7,7 @@ use crate::remote::protocol::Weights;
 use crate::remote::recorded::{self, Exchange, request};
 use crate::remote::sequence::{self, End};
 use serde_json::json;
-use std::path::Path;
+use std::time::Duration;
 
 const RECORDED: &str = include_str!("../../../../tests/engines/vllm-0.32.0.json");
 /// Its content hash.
@@ -25,32 +25,31 @@ async fn the_state_of_a_server_is_read() {
     assert_eq!(server.context().await.unwrap(), Some(256));
 }
 
+fn weights<'a>(url: &'a str, from: Option<&'a str>, to: &'a str) -> Weights<'a> {
+    Weights {
+        url,
+        from,
+        to,
+        name: "springtide-7-bb",
+        limit: Duration::from_secs(60),
+    }
+}
+
 #[tokio::test]
 async fn new_weights_are_given_between_pause_and_resume() {
-    let folder = Path::new("/dev/shm/springtide/contract.folder");
-    let server = play_back(&["pause", "start", "folder", "finish", "resume", "new weights"]).await;
-    let updated = server
-        .update(
-            Weights::Folder(folder),
-            "",
-            DEMO_BASE,
-            "springtide-7-bb",
-            InFlight::Drain,
-        )
-        .await;
-    updated.unwrap();
+    let server = play_back(&["pause", "start", "all", "finish", "resume", "new weights"]).await;
+    let all = weights("http://127.0.0.1/all", None, DEMO_BASE);
+    server.update(all, InFlight::Drain).await.unwrap();
     assert_eq!(server.weights_name().await.unwrap().as_deref(), Some("springtide-7-bb"));
 }
 
 #[tokio::test]
 async fn a_patch_of_other_weights_is_refused_with_the_servers_reason_and_the_server_goes_on() {
-    let patch = "http://127.0.0.1/patch";
     let server = play_back(&["pause", "start", "patch from another version", "resume", "weights"]).await;
-    let refused = server
-        .update(Weights::Patch(patch), "aa", "bb", "springtide-7-bb", InFlight::Drain)
-        .await;
+    let patch = weights("http://127.0.0.1/patch", Some("aa"), "bb");
+    let refused = server.update(patch, InFlight::Drain).await;
     let refused = format!("{:#}", refused.unwrap_err());
-    assert!(refused.contains("load a folder first"), "{refused}");
+    assert!(refused.contains("load all first"), "{refused}");
 }
 
 #[tokio::test]

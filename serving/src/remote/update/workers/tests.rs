@@ -132,8 +132,13 @@ async fn each_worker_gets_its_part_of_a_patch_and_all_must_be_ready() {
         );
         assert_eq!(
             (&versions["changed"], &versions["tensors"]),
-            (&json!(["a"]), &json!({"a": ["U8", [1, 4]]}))
+            (
+                &json!(["a"]),
+                &json!({"a": ["U8", [1, 4], new.tensors["a"].bytes.digest()]})
+            )
         );
+        let all = say(&asked, worker, "/weights", None).await;
+        assert_eq!(all.bytes().await.unwrap(), [1, 9, 3, 8].as_slice());
         let own = say(&asked, worker, "/patch", Some(json!([half(worker)]))).await;
         let own = Contents::from_bytes(&own.bytes().await.unwrap()).unwrap();
         assert_eq!(own.tensors["0"].indices().collect::<Vec<_>>(), [1]);
