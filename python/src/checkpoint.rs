@@ -12,7 +12,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::error::{ArtifactError, of_checkpoint, refused};
-use crate::map::map;
 use crate::tensor::Tensor;
 
 /// All bytes of one version: tensors in Hugging Face coordinates, and the files beside them.
@@ -27,7 +26,7 @@ impl Checkpoint {
     /// in use; to replace a folder, rename another one over it.
     #[staticmethod]
     fn open(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
-        let inner = py.detach(|| checkpoint::Checkpoint::read_dir_by(&folder, map));
+        let inner = py.detach(|| checkpoint::Checkpoint::map_dir(&folder));
         Ok(Checkpoint {
             inner: inner.map_err(of_checkpoint)?,
         })

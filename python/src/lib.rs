@@ -11,7 +11,6 @@
 
 mod checkpoint;
 mod error;
-mod map;
 mod patch;
 mod tensor;
 

@@ -63,12 +63,13 @@ impl Checkpoint {
     /// Reads a Hugging Face folder: `model.safetensors` or the shards in
     /// `model.safetensors.index.json`, and the files in [`FILES`]. Ignores other files.
     pub fn read_dir(path: &Path) -> Result<Self, Error> {
-        Self::read_dir_by(path, memory::read_file)
+        read(path, &memory::read_file)
     }
 
-    /// [`read_dir`](Self::read_dir) with `load` for the files of weights, such as one that maps them.
-    pub fn read_dir_by(path: &Path, load: impl Fn(&Path) -> std::io::Result<Bytes>) -> Result<Self, Error> {
-        read(path, &load)
+    /// [`read_dir`](Self::read_dir) of a folder whose files nobody changes in place: they are mapped
+    /// ([`memory::map_file`]).
+    pub fn map_dir(path: &Path) -> Result<Self, Error> {
+        read(path, &memory::map_file)
     }
 
     /// Writes a folder that [`read_dir`](Self::read_dir) and Hugging Face's loaders read. Creates

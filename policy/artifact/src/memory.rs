@@ -12,7 +12,7 @@
 
 use bytemuck::Pod;
 use bytes::Bytes;
-use memmap2::MmapRaw;
+use memmap2::{Mmap, MmapRaw};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -82,6 +82,19 @@ pub fn read_file(path: &Path) -> io::Result<Bytes> {
         0 => Ok(Bytes::from_owner(bytes)),
         _ => Err(io::Error::other("it grew while it was read")),
     }
+}
+
+/// Bytes of a file, mapped: processes share its pages. While they are used, nobody may change or shorten the file; to
+/// replace it, rename another one over it.
+pub fn map_file(path: &Path) -> io::Result<Bytes> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() == 0 {
+        return Ok(Bytes::new()); // cannot be mapped
+    }
+    // SAFETY: the mapping is read-only, and `Bytes` keeps it for as long as it is used. That nobody changes the file
+    // is said above: what writes model folders (`atomic`) writes new files and renames them.
+    let mapped = unsafe { Mmap::map(&file)? };
+    Ok(Bytes::from_owner(mapped))
 }
 
 /// Fills the first bytes of `rest` with `part`, and takes them off. What has no place is left out.

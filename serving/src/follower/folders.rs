@@ -108,7 +108,7 @@ impl Folders {
             if marker.policy != self.policy || others.any(|serial| *serial == marker.version) {
                 continue;
             }
-            match Checkpoint::read_dir(&folder) {
+            match Checkpoint::map_dir(&folder) {
                 Ok(checkpoint) => bases.push((marker.version, Arc::new(checkpoint))),
                 Err(error) => tracing::warn!(folder = %folder.display(), %error, "not used as a base"),
             }
@@ -117,12 +117,12 @@ impl Folders {
     }
 
     /// Puts a version in force: its folder, the command, the link, the status. `before`: the version in
-    /// force, for the command's patch. Nothing changes if it is in force already.
-    pub async fn put_in_force(&self, version: &Version, before: Option<&Version>) -> anyhow::Result<()> {
+    /// force, for the command's patch. Nothing changes if it is in force already. Returns the folder, mapped.
+    pub async fn put_in_force(&self, version: &Version, before: Option<&Version>) -> anyhow::Result<Arc<Checkpoint>> {
         let name = name_of(version.serial, version.root);
         let (this, wanted) = (self.clone(), version.clone());
         let written = tokio::task::spawn_blocking(move || this.write(&wanted));
-        written.await.context("the writing thread")??;
+        let mapped = written.await.context("the writing thread")??;
         let tried = self.tried();
         if tried.is_some() || self.current().as_ref() != Some(&name) {
             if let Some(command) = &self.command {
@@ -144,7 +144,7 @@ impl Folders {
         if self.command.is_some() {
             remove(&self.dir.join(TRIED)).with_context(|| format!("remove {TRIED} of {}", self.dir.display()))?;
         }
-        Ok(())
+        Ok(Arc::new(mapped))
     }
 
     /// Whether a version is in force, and no try of another one has changed that since. Does not read
@@ -170,12 +170,12 @@ impl Folders {
     }
 
     /// Writes the version's folder, unless it is there and intact.
-    fn write(&self, version: &Version) -> anyhow::Result<()> {
+    fn write(&self, version: &Version) -> anyhow::Result<Checkpoint> {
         let name = name_of(version.serial, version.root);
         let folder = self.dir.join(&name);
         if folder.exists() {
-            if intact(&folder, version.root) {
-                return Ok(());
+            if let Some(mapped) = intact(&folder, version.root) {
+                return Ok(mapped);
             }
             tracing::warn!(folder = %folder.display(), "the folder is damaged and is written again");
             remove(&folder).with_context(|| format!("remove {}", folder.display()))?;
@@ -195,14 +195,13 @@ impl Folders {
         };
         marker.write(&fresh).context("write the marker")?;
         self.open_to_readers(&fresh).context("set permissions")?;
-        ensure!(
-            intact(&fresh, version.root),
-            "{} does not read back as version {}: check the disk",
-            fresh.display(),
-            version.serial
-        );
+        let mapped = intact(&fresh, version.root).with_context(|| {
+            let (folder, serial) = (fresh.display(), version.serial);
+            format!("{folder} does not read back as version {serial}: check the disk")
+        })?;
         fs::rename(&fresh, &folder).with_context(|| format!("name {}", folder.display()))?;
-        flush(&self.dir).with_context(|| format!("flush {}", self.dir.display()))
+        flush(&self.dir).with_context(|| format!("flush {}", self.dir.display()))?;
+        Ok(mapped)
     }
 
     /// As many users may read the folder as may read `dir`.
@@ -325,8 +324,10 @@ fn read_status(path: &Path) -> anyhow::Result<Option<Status>> {
     }
 }
 
-fn intact(folder: &Path, root: Digest) -> bool {
-    Checkpoint::read_dir(folder).is_ok_and(|checkpoint| checkpoint.root() == root)
+/// The folder, mapped, if it has this content.
+fn intact(folder: &Path, root: Digest) -> Option<Checkpoint> {
+    let mapped = Checkpoint::map_dir(folder).ok()?;
+    (mapped.root() == root).then_some(mapped)
 }
 
 fn names(dir: &Path) -> anyhow::Result<Vec<String>> {

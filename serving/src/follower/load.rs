@@ -172,7 +172,7 @@ impl Loader {
         }
         let restored = self.restore(target.version, &manifest, keys, &bases).await?;
         drop(bases);
-        let checkpoint = restored.checkpoint;
+        let mut checkpoint = restored.checkpoint;
         // Only now is the model's shape known. A cache that does not fit must not be allocated.
         self.cache_bytes = match &self.host {
             Host::Own { staging, .. } => ExactBackend::cache_bytes_for(&checkpoint, staging).context("stage")?,
@@ -183,7 +183,7 @@ impl Loader {
                 .await?;
         }
         let described = (manifest.line, manifest.reference.map(Arc::new));
-        let (version, hosted) = self.host(target, described, &checkpoint).await?;
+        let (version, hosted) = self.host(target, described, &mut checkpoint).await?;
         self.loaded.insert(
             target.version,
             Loaded {
@@ -350,7 +350,7 @@ impl Loader {
         &mut self,
         target: Target,
         described: Described,
-        checkpoint: &Arc<Checkpoint>,
+        checkpoint: &mut Arc<Checkpoint>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
         let started = Instant::now();
         let text = self.text_of(checkpoint).await?;
@@ -399,7 +399,8 @@ impl Loader {
                     root: loaded.root,
                     checkpoint: loaded.checkpoint.clone(),
                 });
-                folders.put_in_force(&version, before.as_ref()).await?;
+                // the next delta starts from the folder: what was restored can go
+                *checkpoint = folders.put_in_force(&version, before.as_ref()).await?;
                 // whoever reads the folder computes with it
                 Shape {
                     context: 0,
