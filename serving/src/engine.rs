@@ -61,6 +61,8 @@ pub struct LoadedVersion {
     /// Content hash.
     pub root: Digest,
     pub line: String,
+    /// The version whose adapter it is.
+    pub adapts: Option<i64>,
     /// Longest prompt and completion together, in tokens.
     pub context: usize,
     /// Token ids are below this.

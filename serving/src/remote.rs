@@ -36,7 +36,7 @@ pub use client::slots;
 pub use http::EXPECT_WEIGHTS;
 pub use options::{InFlight, OpenAiServer, Options, Server};
 pub use pool::{Pass, Pool};
-pub use update::{NoEngine, Updater};
+pub use update::{NoEngine, Updater, VersionWeights};
 
 #[cfg(test)]
 mod recorded;

@@ -220,6 +220,7 @@ pub(crate) mod tests {
             serial,
             root: Digest([serial as u8; 32]),
             line: "realtime".into(),
+            adapts: None,
             context: 32,
             vocab: 50,
             stop_ids: vec![49],

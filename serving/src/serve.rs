@@ -242,7 +242,11 @@ fn start_own(
 }
 
 fn start_remote(options: &Options, pool: Pool) -> anyhow::Result<Started> {
-    let updater = Updater::new(pool.clone(), options.remote.clone()).context("serve.remote")?;
+    let remote = remote::Options {
+        adapters_dir: options.state_dir.join("adapters"),
+        ..options.remote.clone()
+    };
+    let updater = Updater::new(pool.clone(), remote).context("serve.remote")?;
     let host = Host::Remote {
         updater: Box::new(updater),
     };

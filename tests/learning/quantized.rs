@@ -15,7 +15,7 @@ async fn publish(publisher: &Publisher, parent: i64, checkpoint: &Checkpoint) ->
     let external = External {
         line: "realtime".into(),
         parent,
-        checkpoint: checkpoint.clone(),
+        weights: runs::publish::Weights::All(checkpoint.clone()),
         with_checkpoint: false,
         reference: None,
     };

@@ -122,7 +122,7 @@ async fn publications_that_do_not_fit_parent_or_line_are_refused() {
     let external = |line: &str, parent: i64, checkpoint: Checkpoint| External {
         line: line.into(),
         parent,
-        checkpoint,
+        weights: runs::publish::Weights::All(checkpoint),
         with_checkpoint: false,
         reference: None,
     };
@@ -191,7 +191,7 @@ async fn commands_list_check_keep_and_collect_the_store() {
         let external = External {
             line: "ext".into(),
             parent: head,
-            checkpoint: last.clone(),
+            weights: runs::publish::Weights::All(last.clone()),
             with_checkpoint: step % 6 == 0,
             reference: None,
         };
@@ -327,7 +327,7 @@ async fn commands_move_trust_from_one_key_to_the_next() {
     let external = External {
         line: "ext".into(),
         parent: base,
-        checkpoint: trained(&checkpoint, 1),
+        weights: runs::publish::Weights::All(trained(&checkpoint, 1)),
         with_checkpoint: false,
         reference: None,
     };

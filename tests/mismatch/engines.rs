@@ -86,6 +86,7 @@ impl Version {
             serial,
             root: checkpoint.root(),
             line: "bench".into(),
+            adapts: None,
             context: CONTEXT,
             vocab: u32::try_from(tokenizer.vocab_size())?,
             stop_ids: tokenizer.stop_ids().to_vec(),

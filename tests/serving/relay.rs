@@ -169,6 +169,7 @@ async fn publish(store: &Store, key: &SigningKey) -> (Checkpoint, ObjectRef) {
         quantized: vec![],
         delta_shards: vec![],
         reference: None,
+        adapts: None,
     };
     let next = Manifest {
         version: 2,

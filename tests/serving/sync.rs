@@ -309,7 +309,7 @@ async fn publish_and_wait(
     let external = External {
         line: LINE.into(),
         parent,
-        checkpoint: checkpoint.clone(),
+        weights: runs::publish::Weights::All(checkpoint.clone()),
         with_checkpoint: false,
         reference: None,
     };

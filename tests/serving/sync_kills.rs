@@ -124,7 +124,7 @@ async fn a_replica_that_is_killed_at_any_moment_serves_complete_versions() {
         let external = External {
             line: LINE.into(),
             parent: head,
-            checkpoint,
+            weights: runs::publish::Weights::All(checkpoint),
             // a checkpoint now and then, so that a restarted replica needs few deltas
             with_checkpoint: kill % 10 == 0,
             reference: None,

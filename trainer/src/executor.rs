@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::need::Limit;
-use model::lora;
+use model::lora::{self, merged_shared};
 use runs::advantage;
 use runs::advantage::{Baseline, Baselines};
 use runs::claim::{self, Claim};
@@ -265,7 +265,8 @@ impl<'a> Executor<'a> {
             .await
             .with_context(|| format!("materialize version {}", self.head))?;
         if is_outside {
-            return self.load_outside(checkpoint).await;
+            let merged = tokio::task::spawn_blocking(move || merged_shared(&checkpoint));
+            return self.load_outside(merged.await??).await;
         }
         let arithmetic = self.trainer.arithmetic.clone();
         self.cohort = Cohort::new();
@@ -523,7 +524,10 @@ impl<'a> Executor<'a> {
             .with(move |learner| Ok(learner.run_state(saved, random).encode()?))
             .await?;
         record.metrics["timings"]["checkpoint"] = started.elapsed().as_secs_f64().into();
-        let draft = self.draft(record, run_state, proposal.parent, proposal.checkpoint);
+        let draft = Draft {
+            adapts: proposal.adapts,
+            ..self.draft(record, run_state, proposal.parent, proposal.checkpoint)
+        };
         let Some(published) = self.publish(draft).await? else {
             return Ok(StepOutcome::Paused);
         };
@@ -556,6 +560,7 @@ impl<'a> Executor<'a> {
             record,
             run_state,
             reference: None,
+            adapts: None,
         }
     }
 

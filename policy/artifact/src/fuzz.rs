@@ -164,6 +164,7 @@ fn manifests() -> Vec<Vec<u8>> {
         quantized: vec![],
         delta_shards: vec![],
         reference: None,
+        adapts: None,
     };
     let plain = serde_json::to_vec(&manifest).unwrap();
     manifest.parent = Some(Parent {

@@ -10,6 +10,7 @@
 //! `tempfile` (weights in files), `getrandom`
 //! (new keys), `thiserror`, `tracing`. `cudarc` only with the feature `cuda`.
 
+pub mod adapter;
 pub mod assignment;
 pub mod atomic;
 pub mod checkpoint;

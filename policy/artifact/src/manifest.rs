@@ -55,6 +55,9 @@ pub struct Manifest {
     /// compute it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Reference>,
+    /// The version whose weights it adapts: its own tensors are the factors of an adapter. None: it has all weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapts: Option<Parent>,
 }
 
 /// One shard of a delta.
@@ -108,6 +111,8 @@ pub enum Error {
     Serial(i64),
     #[error("version {version} names version {parent} as its parent; a parent is older")]
     ParentNotOlder { version: i64, parent: i64 },
+    #[error("version {version} adapts version {base}; a base is older")]
+    BaseNotOlder { version: i64, base: i64 },
     #[error("version {0} has a delta and no parent to apply it to")]
     DeltaWithoutParent(i64),
     #[error("version {0} has neither a full checkpoint nor a delta")]
@@ -164,6 +169,12 @@ impl Manifest {
             }
             None if self.delta.is_some() => return Err(Error::DeltaWithoutParent(version)),
             _ => {}
+        }
+        if let Some(base) = self.adapts.filter(|base| base.version >= version) {
+            return Err(Error::BaseNotOlder {
+                version,
+                base: base.version,
+            });
         }
         if self.checkpoint.is_none() && self.delta.is_none() {
             return Err(Error::NoObject(version));
@@ -225,6 +236,7 @@ pub(crate) mod tests {
             quantized: vec![],
             delta_shards: vec![],
             reference: None,
+            adapts: None,
         }
     }
 

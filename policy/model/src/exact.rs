@@ -26,6 +26,7 @@ use crate::config::{ModelConfig, Rotations};
 use crate::gradient::Gradient;
 pub use crate::kernel::Compute;
 use crate::kernel::{Element, Matrix, Vector};
+use crate::lora;
 use crate::router::{Mismatch, Routing};
 use crate::transformer::{Backend, Transformer};
 use artifact::checkpoint::Checkpoint;
@@ -42,6 +43,8 @@ pub enum Error {
     Checkpoint(String),
     #[error("tensor `{name}`: {why}")]
     Tensor { name: String, why: String },
+    #[error("{0}")]
+    Adapter(String),
     #[error("token id {id} is outside the vocabulary of {vocab}")]
     TokenId { id: u32, vocab: i64 },
     #[error("{wanted} tokens do not fit the context of {context}; shorten the prompt or max_tokens")]
@@ -126,7 +129,7 @@ pub struct Pass {
 }
 
 impl ExactModel {
-    /// Packs a checkpoint's weights, to compute in f32 on the caller's thread.
+    /// Packs a checkpoint's weights, to compute in f32 on the caller's thread. An adapter is merged into its base.
     ///
     /// # Errors
     /// If `config.json` is missing or unsupported, or a tensor is missing, unexpected or has the
@@ -142,6 +145,7 @@ impl ExactModel {
 
     /// Packs a checkpoint's weights on the threads `packing`. Passes run on those of `arithmetic`.
     pub fn packed_on(checkpoint: &Checkpoint, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
+        let checkpoint = &*lora::merged(checkpoint).map_err(|error| Error::Adapter(error.to_string()))?;
         let config = load::config_of(checkpoint)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();

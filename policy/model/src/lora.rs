@@ -1,9 +1,9 @@
 //! Low-rank adapters (Hu et al. 2021): W = W₀ + s · B · A for the matrices that an adapter names.
 //!
 //! This module reads and writes PEFT's folders (`adapter_config.json`, `adapter_model.safetensors`)
-//! and merges adapters into weights. Versions always hold merged weights, so neither serving nor
-//! training computes with a separate adapter. A field that would make PEFT compute something else
-//! is refused by its name. Training of adapters is in the crate `trainer`.
+//! and merges adapters into weights. A version may be an adapter ([`artifact::adapter`]): our own
+//! models compute with merged weights, other engines with the factors. A field that would make PEFT
+//! compute something else is refused by its name. Training of adapters is in the crate `trainer`.
 
 mod config;
 mod files;
@@ -13,10 +13,13 @@ pub use config::{Config, Targets};
 
 use crate::config::ModelConfig;
 use crate::exact;
+use artifact::adapter;
 use artifact::checkpoint::Checkpoint;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Why an adapter cannot be read, written or merged.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +106,38 @@ impl Adapter {
         files::read(path)
     }
 
+    /// This adapter as a version of `base`: what a manifest with `adapts` describes.
+    ///
+    /// # Errors
+    /// If the adapter does not fit the base.
+    pub fn version_of(&self, base: &Checkpoint) -> Result<Checkpoint, Error> {
+        self.check(&exact::config_of(base)?)?;
+        let factors = self.to_tensors().into_iter();
+        let mut files = base.files.clone();
+        files.insert(adapter::CONFIG.into(), files::config_bytes(self).into());
+        Ok(Checkpoint {
+            tensors: factors
+                .map(|(name, tensor)| (format!("{}{name}", adapter::PREFIX), tensor))
+                .collect(),
+            files,
+        })
+    }
+
+    /// The adapter of a version, with or without its base. `None`: it is none.
+    pub fn of_version(version: &Checkpoint) -> Result<Option<Self>, Error> {
+        let Some(config) = version.files.get(adapter::CONFIG) else {
+            return Ok(None);
+        };
+        let refuse = |why| Error::Config(format!("{}: {why}", adapter::CONFIG));
+        let config = files::read_config(config).map_err(refuse)?;
+        let tensors = version.tensors.iter();
+        let factors =
+            tensors.filter_map(|(name, tensor)| Some((name.strip_prefix(adapter::PREFIX)?.to_owned(), tensor.clone())));
+        Adapter::from_tensors(config, &factors.collect())
+            .map(Some)
+            .map_err(refuse)
+    }
+
     /// Writes a folder that PEFT loads. Creates it if it is missing.
     pub fn write_dir(&self, path: &std::path::Path) -> Result<(), Error> {
         files::write(self, path)
@@ -118,35 +153,55 @@ impl Adapter {
     /// If a module is missing in the model or has another shape, or merged weights are not finite.
     pub fn merge(&self, base: &Checkpoint) -> Result<Checkpoint, Error> {
         let config = exact::config_of(base)?;
-        let shapes: BTreeMap<String, [usize; 2]> = modules(&config).collect();
+        self.check(&config)?;
         let mut merged = base.clone();
         for (module, pair) in &self.pairs {
-            let refuse = |why: String| Error::Module {
-                module: module.clone(),
-                why,
-            };
-            match shapes.get(module) {
-                Some(&shape) if shape == [pair.outputs, pair.inputs] => {}
-                Some(shape) => {
-                    let why = format!(
-                        "is for weights of shape {:?}, the model's have {shape:?}",
-                        [pair.outputs, pair.inputs]
-                    );
-                    return Err(refuse(why));
-                }
-                None => return Err(refuse("the model has no matrix of this name".into())),
-            }
             let (_, scale) = self.config.of(module)?;
             let name = format!("{module}.weight");
             let old = exact::tensor(base, &config, &name, &[pair.outputs as i64, pair.inputs as i64])?;
             let new = pair.added_to(&exact::to_f32(&name, old)?, scale);
             if !new.iter().all(|w| w.is_finite()) {
-                return Err(refuse("merged weights are not finite".into()));
+                return Err(Error::Module {
+                    module: module.clone(),
+                    why: "merged weights are not finite".into(),
+                });
             }
             let new = exact::to_dtype_of(&name, old, &new)?;
             merged.tensors.insert(name, new);
         }
         Ok(merged)
+    }
+
+    /// Fails unless the model has every module, with these sizes.
+    fn check(&self, model: &ModelConfig) -> Result<(), Error> {
+        let shapes: BTreeMap<String, [usize; 2]> = modules(model).collect();
+        for (module, pair) in &self.pairs {
+            let own = [pair.outputs, pair.inputs];
+            let why = match shapes.get(module) {
+                Some(&shape) if shape == own => continue,
+                Some(shape) => format!("is for weights of shape {own:?}, the model's have {shape:?}"),
+                None => "the model has no matrix of this name".into(),
+            };
+            let module = module.clone();
+            return Err(Error::Module { module, why });
+        }
+        Ok(())
+    }
+}
+
+/// The weights that a version computes with: its own, or those of its base with its adapter merged in.
+pub fn merged(version: &Checkpoint) -> Result<Cow<'_, Checkpoint>, Error> {
+    match Adapter::of_version(version)? {
+        None => Ok(Cow::Borrowed(version)),
+        Some(adapter) => adapter.merge(&version.base()).map(Cow::Owned),
+    }
+}
+
+/// The same of a shared one.
+pub fn merged_shared(version: &Arc<Checkpoint>) -> Result<Arc<Checkpoint>, Error> {
+    match version.has_adapter() {
+        false => Ok(Arc::clone(version)),
+        true => Ok(Arc::new(merged(version)?.into_owned())),
     }
 }
 

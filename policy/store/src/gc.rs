@@ -324,5 +324,8 @@ pub(super) fn live_versions(catalog: &Catalog, retention: &Retention) -> BTreeSe
         .manifests()
         .filter(|manifest| manifest.created_at >= oldest_young);
     live.extend(young.map(|manifest| manifest.version));
+    let bases = |serial: &i64| Some(catalog.manifest(*serial)?.adapts?.version);
+    // the base of an adapter has all weights
+    live.extend(live.iter().filter_map(bases).collect::<Vec<_>>());
     live
 }

@@ -85,6 +85,50 @@ impl Store {
     }
 }
 
+impl Store {
+    /// The weights of a version: of one that adapts another, the base with its factors ([`artifact::adapter`]).
+    /// `held`: as this returns them.
+    pub async fn materialize_model(
+        &self,
+        policy: &str,
+        serial: i64,
+        keys: &TrustedKeys,
+        held: &[(i64, Arc<Checkpoint>)],
+    ) -> Result<Materialized, Error> {
+        let Some(base) = self.get_manifest(policy, serial, keys).await?.adapts else {
+            let whole: Vec<_> = held.iter().filter(|(_, one)| !one.has_adapter()).cloned().collect();
+            return self.materialize(policy, serial, keys, &whole).await;
+        };
+        let adapters = held.iter().filter(|(_, one)| one.has_adapter());
+        let adapters: Vec<_> = adapters
+            .map(|(serial, one)| (*serial, Arc::new(one.adapter())))
+            .collect();
+        let mut restored = self.materialize(policy, serial, keys, &adapters).await?;
+        let mut whole: Vec<_> = held.iter().filter(|(_, one)| !one.has_adapter()).cloned().collect();
+        let bases = held
+            .iter()
+            .filter(|(_, one)| one.has_adapter())
+            .map(|(_, one)| one.base());
+        let same = bases.into_iter().find(|one| one.root() == base.root);
+        whole.extend(same.map(|one| (base.version, Arc::new(one))));
+        let weights = self.materialize(policy, base.version, keys, &whole).await?;
+        if weights.root != base.root {
+            return Err(Error::Corrupt {
+                key: format!("version {serial}"),
+                reason: format!(
+                    "it adapts {}, and version {} is {}",
+                    base.root, base.version, weights.root
+                ),
+            });
+        }
+        restored.checkpoint = Arc::new(weights.checkpoint.with_adapter(&restored.checkpoint));
+        restored.fetch += weights.fetch;
+        restored.verify += weights.verify;
+        restored.bytes_fetched += weights.bytes_fetched;
+        Ok(restored)
+    }
+}
+
 struct Restore<'a> {
     search: Search<'a>,
     held: BTreeMap<i64, Arc<Checkpoint>>,

@@ -99,6 +99,7 @@ async fn publish(folder: &Path) -> usize {
             quantized: vec![],
             delta_shards: vec![],
             reference: None,
+            adapts: None,
         };
         if let Some((parent, base)) = &before {
             let (version, root) = (parent.version, parent.root);

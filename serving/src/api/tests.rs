@@ -226,6 +226,7 @@ async fn server_of(options: Options, fake: FakeVersion, model: impl Fn() -> Box<
             serial,
             root: Digest([serial as u8; 32]),
             line: "realtime".into(),
+            adapts: None,
             context: fake.context,
             vocab: fake.vocab,
             stop_ids: fake.stop_ids.clone(),

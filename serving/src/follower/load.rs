@@ -8,8 +8,9 @@ use super::folders::{self, Folders};
 use crate::engine::exact::{ExactBackend, Staging};
 use crate::engine::{Handle, LoadedVersion};
 use crate::fleet::Swap;
-use crate::remote::Updater;
+use crate::remote::{Updater, VersionWeights};
 use anyhow::Context;
+use artifact::adapter;
 use artifact::assignment::Target;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
@@ -19,8 +20,10 @@ use artifact::memory::{self, Spare};
 use artifact::need::gb;
 use artifact::reference::Reference;
 use artifact::sign::TrustedKeys;
+use bytes::Bytes;
 use futures::FutureExt as _;
 use model::config::declared_context;
+use model::lora::merged_shared;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -43,6 +46,8 @@ struct Loaded {
     /// Content hash.
     root: Digest,
     checkpoint: Arc<Checkpoint>,
+    /// For engines elsewhere.
+    weights: VersionWeights,
     bytes: u64,
 }
 
@@ -144,7 +149,12 @@ impl Loader {
             .await
             .context("read the manifest")?;
         check_content_hash(manifest.root, target)?;
-        let weights = manifest.tensor_bytes.saturating_mul(match &self.host {
+        let mut tensor_bytes = manifest.tensor_bytes;
+        if let Some(base) = manifest.adapts {
+            let manifest = self.store.get_manifest(&self.policy, base.version, keys).await;
+            tensor_bytes += manifest.context("read the manifest of its base")?.tensor_bytes;
+        }
+        let weights = tensor_bytes.saturating_mul(match &self.host {
             Host::Own { .. } => BYTES_PER_CHECKPOINT_BYTE,
             // nobody computes with them here: `policy.memory_bytes` bounds them
             Host::Folders(_) | Host::Remote { .. } => 0,
@@ -154,7 +164,7 @@ impl Loader {
         // spare buffers may not have the sizes that this version needs, so they must fit in
         // addition to it
         let spare = self.spare.kept_bytes() as u64;
-        if manifest.tensor_bytes != self.tensor_bytes
+        if tensor_bytes != self.tensor_bytes
             || self.used().saturating_add(needed).saturating_add(spare) > self.bytes_max
         {
             self.keep_spare(0);
@@ -182,18 +192,34 @@ impl Loader {
             self.make_room(weights.saturating_add(self.cache_bytes), wanted.required)
                 .await?;
         }
-        let described = (manifest.line, manifest.reference.map(Arc::new));
+        let adapts = manifest.adapts.map(|base| base.version);
+        let described = (manifest.line, manifest.reference.map(Arc::new), adapts);
         let (version, hosted) = self.host(target, described, &mut checkpoint).await?;
+        let merged = match &self.host {
+            Host::Remote { updater } if updater.gives_weights() => {
+                let checkpoint = checkpoint.clone();
+                let merged = tokio::task::spawn_blocking(move || merged_shared(&checkpoint));
+                merged
+                    .await
+                    .context("the merging thread")?
+                    .context("merge the adapter")?
+            }
+            _ => checkpoint.clone(),
+        };
         self.loaded.insert(
             target.version,
             Loaded {
                 version: Arc::downgrade(&version),
                 root: version.root,
+                weights: VersionWeights {
+                    checkpoint: checkpoint.clone(),
+                    merged,
+                },
                 checkpoint,
                 bytes: weights.saturating_add(self.cache_bytes),
             },
         );
-        self.tensor_bytes = manifest.tensor_bytes;
+        self.tensor_bytes = tensor_bytes;
         self.keep_spare(weights.min(self.bytes_max.saturating_sub(self.used())));
         let swap = Swap {
             id: None,
@@ -231,9 +257,21 @@ impl Loader {
         keys: &TrustedKeys,
         bases: &[(i64, Arc<Checkpoint>)],
     ) -> anyhow::Result<Materialized> {
-        if !matches!(&self.host, Host::Remote { updater } if !updater.gives_weights()) {
-            let read = self.store.materialize(&self.policy, serial, keys, bases);
-            return read.await.context("materialize");
+        match &self.host {
+            Host::Remote { updater } if !updater.gives_weights() => {
+                if manifest.adapts.is_some() && updater.gives_adapters() {
+                    let read = self.store.materialize(&self.policy, serial, keys, bases);
+                    return read.await.context("materialize");
+                }
+            }
+            Host::Folders(_) if manifest.adapts.is_some() => anyhow::bail!(
+                "version {serial} is an adapter, and a folder has all weights: merge it with `springtide policy export \
+                 {serial}`, publish that, and promote it"
+            ),
+            Host::Own { .. } | Host::Folders(_) | Host::Remote { .. } => {
+                let read = self.store.materialize_model(&self.policy, serial, keys, bases);
+                return read.await.context("materialize");
+            }
         }
         let started = Instant::now();
         let files = self
@@ -285,7 +323,7 @@ impl Loader {
                     continue;
                 };
                 kept.insert(serial);
-                if let Err(error) = updater.begin(&version, &loaded.checkpoint, &kept).await {
+                if let Err(error) = updater.begin(&version, &loaded.weights, &kept).await {
                     failed.insert(serial, error);
                 }
             }
@@ -330,16 +368,20 @@ impl Loader {
                 result = Err(error);
             }
         }
-        let in_force = shares
-            .iter()
-            .filter_map(|(serial, _)| self.loaded.get(serial)?.version.upgrade());
-        updater.recognize(&in_force.collect::<Vec<_>>()).await;
+        let in_force = shares.iter().filter_map(|(serial, _)| {
+            let loaded = self.loaded.get(serial)?;
+            Some((loaded.version.upgrade()?, loaded.weights.clone()))
+        });
+        let in_force: Vec<_> = in_force.collect();
+        updater.adapt(&in_force).await;
+        let in_force: Vec<_> = in_force.into_iter().map(|(version, _)| version).collect();
+        updater.recognize(&in_force).await;
         while let Some((engine, serial)) = updater.next_change(shares) {
             let loaded = self.loaded.get(&serial);
             let Some((version, loaded)) = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded))) else {
                 break;
             };
-            updater.start(engine, &version, &loaded.checkpoint).await?;
+            updater.start(engine, &version, &loaded.weights.merged).await?;
         }
         result
     }
@@ -422,7 +464,7 @@ impl Loader {
         let same = self
             .loaded
             .values()
-            .filter(|one| one.checkpoint.files == checkpoint.files);
+            .filter(|one| text_files(&one.checkpoint).eq(text_files(checkpoint)));
         if let Some(version) = same.filter_map(|loaded| loaded.version.upgrade()).next() {
             return Ok((version.tokenizer.clone(), version.templates.clone()));
         }
@@ -467,6 +509,12 @@ impl Loader {
     }
 }
 
+/// The files of which text is read.
+fn text_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&String, &Bytes)> {
+    let files = checkpoint.files.iter();
+    files.filter(|(name, _)| *name != adapter::CONFIG)
+}
+
 /// What a gateway needs of a `config.json`: the size of the vocabulary, and the longest context. The
 /// engine knows the architecture, so any will do.
 fn declared(checkpoint: &Checkpoint) -> anyhow::Result<(u32, usize)> {
@@ -486,12 +534,12 @@ struct Shape {
     experts: Option<u16>,
 }
 
-/// Of the manifest: the line and what engines are compared with.
-type Described = (String, Option<Arc<Reference>>);
+/// Of the manifest: the line, what engines are compared with, and the version that it adapts.
+type Described = (String, Option<Arc<Reference>>, Option<i64>);
 
 fn loaded_version(
     target: Target,
-    (line, reference): Described,
+    (line, reference, adapts): Described,
     shape: Shape,
     (tokenizer, templates): TextParts,
 ) -> LoadedVersion {
@@ -499,6 +547,7 @@ fn loaded_version(
         serial: target.version,
         root: target.root,
         line,
+        adapts,
         context: shape.context,
         vocab: shape.vocab,
         experts: shape.experts,
@@ -587,6 +636,7 @@ pub(super) mod tests {
             reference: ExactModel::from_checkpoint(checkpoint)
                 .ok()
                 .and_then(|model| model::reference::of(&model).unwrap()),
+            adapts: None,
         };
         store.put_manifest(&manifest, &key).await.unwrap();
         (store, key.trusted(), Target { version, root })

@@ -9,6 +9,7 @@ use super::vllm::Vllm;
 use crate::engine::SampleRequest;
 use anyhow::bail;
 use serde_json::json;
+use std::path::Path;
 use std::time::Duration;
 
 /// As vLLM's own default.
@@ -70,6 +71,26 @@ impl Client {
             Client::Vllm(engine) => engine.is_controlled(),
             Client::Sglang(engine) => engine.is_controlled(),
             Client::OpenAi(_) => false,
+        }
+    }
+
+    /// Whether it takes adapters beside its base weights.
+    pub fn takes_adapters(&self) -> bool {
+        matches!(self, Client::Vllm(engine) if engine.takes_adapters())
+    }
+
+    /// Loads PEFT's folder as the adapter `name`. It reads the folder again whenever it has dropped it from its memory.
+    pub async fn load_adapter(&self, name: &str, folder: &Path) -> anyhow::Result<()> {
+        match self {
+            Client::Vllm(engine) => engine.load_adapter(name, folder).await,
+            Client::Sglang(_) | Client::OpenAi(_) => bail!("{} takes no adapters", self.url()),
+        }
+    }
+
+    pub async fn unload_adapter(&self, name: &str) -> anyhow::Result<()> {
+        match self {
+            Client::Vllm(engine) => engine.unload_adapter(name).await,
+            Client::Sglang(_) | Client::OpenAi(_) => Ok(()),
         }
     }
 

@@ -100,7 +100,12 @@ impl Http {
 
     /// Whether its weights are ours to change.
     pub fn is_controlled(&self) -> bool {
-        self.server.control
+        self.server.gives_weights()
+    }
+
+    /// Whether it takes adapters.
+    pub fn takes_adapters(&self) -> bool {
+        self.server.adapters
     }
 
     /// Reads a document of the sampling address.
@@ -147,7 +152,7 @@ impl Http {
     /// those that must answer; empty: any may.
     pub async fn sample(&self, path: &'static str, body: &Value, weights: &str) -> Result<Events, Error> {
         let mut request = self.client.post(format!("{}{path}", self.base)).json(body);
-        let expects = !weights.is_empty() && !self.is_controlled();
+        let expects = !weights.is_empty() && !self.server.control;
         if expects {
             request = request.header(EXPECT_WEIGHTS, weights);
         }

@@ -5,7 +5,7 @@ use edge::options::above;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What an update does with the requests that run on an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,9 @@ edge::options! {
         /// How many more requests than the least busy engine of its version one may run and still get the
         /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
         pub affinity_slack: usize = 4,
+        /// Where versions that are adapters lie for the servers that take them.
+        #[serde(skip)]
+        pub adapters_dir: PathBuf = PathBuf::from("adapters"),
         /// Whether the engine's callers send it text, which it reads with the tokenizer that it was started with.
         #[serde(skip)]
         pub reads_text: bool = false,
@@ -91,6 +94,9 @@ edge::options! {
         pub api_key: Option<String> = None,
         /// How many requests it gets beside others of its version: twice the weight, twice as many.
         pub weight: f64 = 1.0,
+        /// True, of vLLM: it serves many versions at once, adapters of one base, which it reads from
+        /// `state_dir/adapters`. Start it with the base's weights, which stay.
+        pub adapters: bool = false,
     }
 }
 
@@ -118,6 +124,11 @@ impl Server {
         self.control_url.as_deref().unwrap_or(&self.url)
     }
 
+    /// Whether its base weights are ours to change.
+    pub fn gives_weights(&self) -> bool {
+        self.control && !self.adapters
+    }
+
     /// The socket of an engine that has no port.
     pub fn socket(&self) -> Option<&Path> {
         self.url.strip_prefix("unix:").map(Path::new)
@@ -132,7 +143,7 @@ impl Options {
 
     /// Whether some engine gets its weights from here. Only then weights are held here.
     pub fn gives_weights(&self) -> bool {
-        self.native().any(|(_, server)| server.control)
+        self.native().any(|(_, server)| server.gives_weights())
     }
 
     /// Servers by their engine's own API, which returns token ids. Those of `openai` have none of their own.
@@ -156,6 +167,11 @@ impl Options {
             ensure!(
                 server.control || server.control_url.is_none(),
                 "{kind} {} has control = false and a control_url, which nobody would use; remove one of them",
+                server.url
+            );
+            ensure!(
+                !server.adapters || kind == "vllm" && server.control,
+                "{kind} {} has adapters = true; only vLLM with control = true takes adapters from here",
                 server.url
             );
             ensure!(

@@ -37,6 +37,8 @@ pub struct EngineState {
     /// The versions that it is said to hold, without a probe; the newest first. More than one while
     /// requests are routed to the one before.
     pub vouched: Vec<i64>,
+    /// The versions that it serves at once, each probed: adapters, and their base. Empty: it holds one version.
+    pub beside: Vec<i64>,
     /// The version that it is about to get.
     pub promised: Option<i64>,
     /// When it began to serve its version.
@@ -53,7 +55,7 @@ impl EngineState {
     /// Whether it takes requests for a version.
     fn serves(&self, serial: i64) -> bool {
         match self.state {
-            State::Serving(one) => one == serial || self.vouched.contains(&serial),
+            State::Serving(one) => one == serial || self.vouched.contains(&serial) || self.beside.contains(&serial),
             State::Down | State::Unproven | State::Draining(_) | State::Changing => false,
         }
     }
@@ -114,6 +116,7 @@ impl Placement {
             weight,
             takes_weights: true,
             vouched: Vec::new(),
+            beside: Vec::new(),
             promised: None,
             since: None,
             failed_updates: 0,
@@ -130,6 +133,9 @@ impl Placement {
         let engine = &mut self.engines[engine];
         if engine.state != state {
             engine.since = matches!(state, State::Serving(_)).then_some(now);
+        }
+        if !matches!(state, State::Serving(_)) {
+            engine.beside.clear();
         }
         engine.state = state;
     }

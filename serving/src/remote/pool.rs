@@ -236,6 +236,22 @@ impl Pool {
         self.set_vouched(engine, serial.into_iter().collect());
     }
 
+    /// An engine serves these versions from now on, beside each other. `weights`: what it calls its base weights;
+    /// empty: as before.
+    pub(super) fn set_beside(&self, engine: usize, serials: Vec<i64>, weights: &str) {
+        let state = serials
+            .first()
+            .map_or(State::Unproven, |&serial| State::Serving(serial));
+        self.set_state(engine, state, Some(weights).filter(|weights| !weights.is_empty()));
+        self.lock().placement.engines[engine].beside = serials;
+        self.state_changed();
+    }
+
+    /// What [`set_beside`](Self::set_beside) said last, if the engine has answered since.
+    pub(super) fn beside(&self, engine: usize) -> Vec<i64> {
+        self.lock().placement.engines[engine].beside.clone()
+    }
+
     fn set_vouched(&self, engine: usize, serials: Vec<i64>) {
         let mut work = self.lock();
         let one = &mut work.placement.engines[engine];

@@ -120,6 +120,7 @@ fn without_stops(version: &LoadedVersion) -> Arc<LoadedVersion> {
         serial: version.serial,
         root: version.root,
         line: version.line.clone(),
+        adapts: version.adapts,
         context: version.context,
         vocab: version.vocab,
         stop_ids: Vec::new(),

@@ -3,6 +3,7 @@
 //! engines here sample with our exact model behind vLLM's routes. `make bench NAME=engines` has the real
 //! one.
 
+mod adapters;
 mod crossing;
 mod fake;
 mod followed;
@@ -17,7 +18,7 @@ pub(crate) use stand::{gateway_to, last, updater_of};
 use stand::{Stand, config, finished, next, openai, vllm};
 
 use super::placement::State;
-use super::{EXPECT_WEIGHTS, InFlight, OpenAiServer, Options, Pool, Server, Updater};
+use super::{EXPECT_WEIGHTS, InFlight, OpenAiServer, Options, Pool, Server, Updater, VersionWeights};
 use crate::engine::caller::{Caller, Work};
 use crate::engine::load::Load;
 use crate::engine::{
@@ -37,6 +38,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt as _;
 use model::exact::{ExactModel, KvCache};
+use model::lora::Adapter;
 use model::sampling::{self, Params, PreviousTokens, Source};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

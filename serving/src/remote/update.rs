@@ -3,6 +3,7 @@
 //! engines a version, and finds out which version an engine holds that takes no weights from us
 //! (`recognize`).
 
+mod adapters;
 mod change;
 mod recognize;
 mod workers;
@@ -11,12 +12,13 @@ use super::options::Options;
 use super::placement::State;
 use super::pool::Pool;
 use crate::engine::LoadedVersion;
+use adapters::Adapter;
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use change::Change;
 use futures::FutureExt as _;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -60,6 +62,14 @@ impl OfBytes {
     }
 }
 
+/// The weights of a version.
+#[derive(Clone)]
+pub struct VersionWeights {
+    pub checkpoint: Arc<Checkpoint>,
+    /// Of an adapter, merged into its base.
+    pub merged: Arc<Checkpoint>,
+}
+
 /// No engine may be given a version now.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -89,6 +99,10 @@ pub struct Updater {
     workers: Option<Arc<Workers>>,
     /// When each engine that takes no weights is probed next.
     probe_at: Vec<Instant>,
+    /// Per engine, the adapters that it has loaded.
+    adapters: Vec<BTreeMap<i64, Adapter>>,
+    /// Per engine, when it did not serve a version last.
+    refused: Vec<BTreeMap<i64, Instant>>,
 }
 
 impl Updater {
@@ -103,6 +117,8 @@ impl Updater {
             held: (0..pool.engines()).map(|_| None).collect(),
             changing: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
+            adapters: (0..pool.engines()).map(|_| BTreeMap::new()).collect(),
+            refused: vec![BTreeMap::new(); pool.engines()],
             pool,
             options: Arc::new(options),
         })
@@ -111,6 +127,11 @@ impl Updater {
     /// Whether engines get their weights from here. Otherwise versions come without tensors.
     pub fn gives_weights(&self) -> bool {
         self.workers.is_some()
+    }
+
+    /// Whether engines take adapters beside their base weights.
+    pub fn gives_adapters(&self) -> bool {
+        (0..self.pool.engines()).any(|engine| self.pool.client(engine).takes_adapters())
     }
 
     /// The shortest context of the engines that answer, in tokens; `usize::MAX` if none of them says.
@@ -148,7 +169,11 @@ impl Updater {
         checkpoint: &Arc<Checkpoint>,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<Duration> {
-        match self.begin(version, checkpoint, kept).await? {
+        let weights = VersionWeights {
+            checkpoint: checkpoint.clone(),
+            merged: checkpoint.clone(),
+        };
+        match self.begin(version, &weights, kept).await? {
             None => Ok(Duration::ZERO),
             Some(engine) => self.end(engine).await,
         }
@@ -160,7 +185,7 @@ impl Updater {
     pub async fn begin(
         &mut self,
         version: &Arc<LoadedVersion>,
-        checkpoint: &Arc<Checkpoint>,
+        weights: &VersionWeights,
         kept: &BTreeSet<i64>,
     ) -> anyhow::Result<Option<usize>> {
         let serial = version.serial;
@@ -177,7 +202,7 @@ impl Updater {
                 return Ok(None);
             }
         }
-        if self.recognize_anywhere(version, kept).await? {
+        if self.adapt_anywhere(version, weights).await? || self.recognize_anywhere(version, kept).await? {
             return Ok(None);
         }
         let place = self.pool.placement(|engines| engines.place(kept, Instant::now()));
@@ -185,7 +210,7 @@ impl Updater {
             engines: self.held.len(),
             serial,
         })?;
-        self.start(engine, version, checkpoint).await?;
+        self.start(engine, version, &weights.merged).await?;
         Ok(Some(engine))
     }
 
@@ -347,6 +372,6 @@ impl Updater {
 }
 
 /// What an engine calls the weights of a version.
-fn weights_name(version: &LoadedVersion) -> String {
+pub(super) fn weights_name(version: &LoadedVersion) -> String {
     format!("springtide-{}-{}", version.serial, version.root.short())
 }

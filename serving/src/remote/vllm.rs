@@ -10,12 +10,14 @@ use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
 use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::protocol::{cache_salt, parse, token};
+use super::update::weights_name;
 use crate::engine::SampleRequest;
 use anyhow::{Context, anyhow, ensure};
 use model::sampling::Params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use text::constraint::lenient;
 
@@ -93,12 +95,22 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
         ignore_eos: true,
         detokenize: false,
     };
-    json!({
+    let mut body = json!({
         "token_ids": &*request.prompt,
         "sampling_params": sampling_params,
         "stream": true,
         "cache_salt": cache_salt(request),
-    })
+    });
+    if let Some(adapter) = adapter_of(request) {
+        body["model"] = adapter.into();
+    }
+    body
+}
+
+/// What the server calls the adapter that samples.
+fn adapter_of(request: &SampleRequest) -> Option<String> {
+    let version = &request.version;
+    version.adapts.map(|_| weights_name(version))
 }
 
 impl Vllm {
@@ -118,6 +130,23 @@ impl Vllm {
     /// Whether its weights are ours to change.
     pub fn is_controlled(&self) -> bool {
         self.http.is_controlled()
+    }
+
+    pub fn takes_adapters(&self) -> bool {
+        self.http.takes_adapters()
+    }
+
+    /// [`Client::load_adapter`](super::client::Client::load_adapter).
+    pub async fn load_adapter(&self, name: &str, folder: &Path) -> anyhow::Result<()> {
+        // an earlier process may have loaded it
+        let _ = self.unload_adapter(name).await;
+        let adapter = json!({"lora_name": name, "lora_path": folder});
+        self.http.command("/v1/load_lora_adapter", Some(adapter)).await
+    }
+
+    pub async fn unload_adapter(&self, name: &str) -> anyhow::Result<()> {
+        let adapter = json!({"lora_name": name});
+        self.http.command("/v1/unload_lora_adapter", Some(adapter)).await
     }
 
     /// The name of the weights that it holds. Fails if it does not answer.
@@ -240,7 +269,7 @@ impl Vllm {
                 Err(error) => return Err(error),
             }
         }
-        let body = completions::body(request, None, seeds);
+        let body = completions::body(request, adapter_of(request).as_deref(), seeds);
         let events = self.http.sample(completions::PATH, &body, weights).await?;
         Ok(Stream::new(events, completions::Reader))
     }

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::folder::SHARD_BYTES_MAX;
 use artifact::quant::Spec;
-use model::lora::Adapter;
-use runs::publish::run_state::{self, RunState};
+use model::lora::{Adapter, merged};
 
-use super::{OpenStore, StoreArgs, quantized};
+use super::{StoreArgs, quantized};
 use crate::config::Config;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -19,8 +18,8 @@ pub struct Export {
     /// Folder to write.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Write only the adapter of a version that a run with `lora` made. Runs keep their latest
-    /// adapters only.
+    /// Write only the adapter of a version that a run with `lora` made, as PEFT's folder. Without,
+    /// it is merged into its base.
     #[arg(long, conflicts_with = "quantized")]
     adapter: bool,
     /// Write the manifest's quantized copy of this spec: fp8-e4m3-b128.1 or int4-sym-g32.1.
@@ -38,50 +37,40 @@ impl Export {
         let place = self.at.open(config).await?;
         let version = place.serial(&self.version).await?;
         let out = &self.out;
+        let manifest = place.manifest(version).await?;
+        let (store, policy, keys) = (&place.store, &place.policy, &place.keys);
+        let rebuilding = || format!("rebuild version {version}");
         if self.adapter {
-            let (adapter, base) = adapter_of(&place, version).await?;
+            let base = manifest.adapts.with_context(|| {
+                format!("version {version} has all weights and no adapter: export it without --adapter")
+            })?;
+            let rebuilt = store
+                .materialize(policy, version, keys, &[])
+                .await
+                .with_context(rebuilding)?;
+            let adapter = Adapter::of_version(&rebuilt.checkpoint)?.context("the version has no adapter")?;
             adapter.write_dir(out)?;
             println!(
-                "the adapter of version {version} is in {}; it adapts version {base}",
-                out.display()
+                "the adapter of version {version} is in {}; it adapts version {}",
+                out.display(),
+                base.version
             );
             return Ok(());
         }
-        let rebuilt = place
-            .store
-            .materialize(&place.policy, version, &place.keys, &[])
+        let rebuilt = store
+            .materialize_model(policy, version, keys, &[])
             .await
-            .with_context(|| format!("rebuild version {version}"))?;
+            .with_context(rebuilding)?;
         let Some(spec) = self.quantized else {
-            write(&rebuilt.checkpoint, out, self.shard_bytes)?;
+            write(merged(&rebuilt.checkpoint)?.as_ref(), out, self.shard_bytes)?;
             println!("version {version} is in {}", out.display());
             return Ok(());
         };
-        let copy = quantized::copy(&place.manifest(version).await?, rebuilt.checkpoint, spec).await?;
+        let copy = quantized::copy(&manifest, rebuilt.checkpoint, spec).await?;
         write(&copy, out, self.shard_bytes)?;
         println!("version {version}, quantized by {spec}, is in {}", out.display());
         Ok(())
     }
-}
-
-/// The adapter that made a version, and the version that it adapts.
-async fn adapter_of(place: &OpenStore, version: i64) -> anyhow::Result<(Adapter, i64)> {
-    let Some(run_step) = place.manifest(version).await?.run else {
-        bail!("version {version} was imported, so it has no adapter: export it without --adapter");
-    };
-    let key = run_state::key(run_step.run, run_step.step, version);
-    let bytes = match place.store.get_private(&key).await {
-        Err(store::Error::NotFound(_)) => bail!(
-            "the adapter of version {version} was deleted: a run keeps the latest trainer.checkpoints_kept; \
-             export the version without --adapter"
-        ),
-        read => read.context("read the run state")?,
-    };
-    let state = RunState::from_bytes(&bytes, None)?;
-    let base = state.lora.as_ref().map(|lora| lora.base);
-    state.adapter()?.zip(base).with_context(|| {
-        format!("all weights of version {version} were trained, so it has no adapter: export it without --adapter")
-    })
 }
 
 #[derive(Debug, Clone, clap::Args)]

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
+use artifact::adapter;
 use artifact::checkpoint::Checkpoint;
 use artifact::manifest::Manifest;
 use artifact::reference::Reference;
-use runs::publish::{External, Publisher, QuantizedCopies, ShardedVersion, publish_external, publish_shards};
+use model::lora::Adapter;
+use runs::publish::{External, Publisher, QuantizedCopies, ShardedVersion, Weights, publish_external, publish_shards};
 use serde_json::{Value, json};
 
 use super::shard::{check_name, open_folder};
@@ -19,7 +21,8 @@ use crate::database;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Publish {
-    /// Hugging Face folder: safetensors, whole or in shards with their index.
+    /// Hugging Face folder: safetensors, whole or in shards with their index. Or PEFT's folder of an adapter of the
+    /// parent, or of what the parent adapts.
     folder: PathBuf,
     /// Line to publish on, created if it does not exist. No run may be writing it.
     #[arg(long)]
@@ -81,14 +84,18 @@ impl Publish {
                 .print(&document, || text(&manifest) + &checkpoint_line(&manifest));
         }
         let folder = self.folder.clone();
-        let checkpoint = tokio::task::spawn_blocking(move || Checkpoint::read_dir(&folder))
+        let weights = tokio::task::spawn_blocking(move || match folder.join(adapter::CONFIG).exists() {
+            true => anyhow::Ok(Weights::Adapter(Adapter::read_dir(&folder)?)),
+            false => Ok(Weights::All(Checkpoint::read_dir(&folder)?)),
+        });
+        let weights = weights
             .await?
             .with_context(|| format!("read the weights in {}", self.folder.display()))?;
         let read_seconds = started.elapsed().as_secs_f64();
         let external = External {
             line: self.line,
             parent,
-            checkpoint,
+            weights,
             with_checkpoint: self.checkpoint,
             reference: self.reference.as_deref().map(read_reference).transpose()?,
         };

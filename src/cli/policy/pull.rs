@@ -57,6 +57,11 @@ impl Pull {
         refuse_other_files(folder)?;
         let policy = &place.policy;
         let manifest = place.manifest(version).await?;
+        ensure!(
+            manifest.adapts.is_none(),
+            "version {version} is an adapter: `springtide policy export {version}` writes it merged into its base, and \
+             with --adapter as PEFT's folder"
+        );
         let wanted = match self.quantized {
             None => manifest.root,
             Some(spec) => quant::named(&manifest, spec)?,

@@ -61,6 +61,7 @@ impl Versions {
             serial,
             root: checkpoint.root(),
             line: "bench".into(),
+            adapts: None,
             context,
             vocab: self.vocab,
             stop_ids: vec![],

@@ -212,7 +212,7 @@ pub async fn publish(
     let external = External {
         line: LINE.into(),
         parent,
-        checkpoint,
+        weights: runs::publish::Weights::All(checkpoint),
         with_checkpoint: number % CHECKPOINT_EVERY == 0,
         reference: None,
     };

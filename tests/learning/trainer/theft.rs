@@ -118,6 +118,7 @@ async fn a_thiefs_manifest_that_looks_like_the_next_step_is_not_adopted() {
             quantized: vec![],
             delta_shards: vec![],
             reference: None,
+            adapts: None,
         };
         store.put_manifest(&manifest, &world.publisher.key).await.unwrap();
         let key = run_state::key(run, 1, version);

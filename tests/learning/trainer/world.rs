@@ -2,6 +2,7 @@
 //! every test of the trainer uses these helpers.
 
 use artifact::checkpoint::Checkpoint;
+use artifact::manifest::Manifest;
 use artifact::sign::SigningKey;
 use edge::audit::Actor;
 use edge::sampler::{self, SamplerKey};
@@ -260,6 +261,11 @@ impl World {
 
     pub async fn materialize(&self, version: i64) -> Arc<Checkpoint> {
         self.publisher.load(version).await.unwrap()
+    }
+
+    pub async fn manifest(&self, version: i64) -> Manifest {
+        let (publisher, keys) = (&self.publisher, self.publisher.trusted().await.unwrap());
+        publisher.store.get_manifest(POLICY, version, &keys).await.unwrap()
     }
 
     /// Generations of `version`, newest ids last, with rewards of both signs.
@@ -622,6 +628,7 @@ fn draft(checkpoint: Arc<Checkpoint>, samples: &[Sample], record: StepRecord, pa
         run_state: learner.run_state(record.clone(), 0).encode().unwrap(),
         record,
         reference: None,
+        adapts: None,
     }
 }
 

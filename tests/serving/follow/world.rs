@@ -72,6 +72,7 @@ impl World {
                 quantized: vec![],
                 delta_shards: vec![],
                 reference: reference(checkpoint),
+                adapts: None,
             };
             if serial == 1 {
                 let bytes = checkpoint.to_bytes().unwrap();

@@ -27,7 +27,7 @@ mod shards;
 pub mod squash;
 
 pub use error::Error;
-pub use external::{External, Outcome, publish_external};
+pub use external::{External, Outcome, Weights, publish_external};
 pub use import::{import, import_checkpoint};
 pub use quantized::QuantizedCopies;
 pub use record::{begin_line, line, rebase_line, refuse_withdrawn};
@@ -43,6 +43,7 @@ use artifact::threads::Threads;
 use event_log::Producer;
 use model::config::ModelConfig;
 use model::exact::ExactModel;
+use model::lora::merged_shared;
 use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
 use std::path::PathBuf;
@@ -90,6 +91,8 @@ pub struct Draft {
     pub run_state: Encoded,
     /// Of a trainer whose model ours does not compute.
     pub reference: Option<Reference>,
+    /// The base of `checkpoint`, if that is an adapter.
+    pub adapts: Option<Parent>,
 }
 
 /// A step whose manifest is in the store and that only lacks its commit.
@@ -152,6 +155,15 @@ impl Publisher {
     pub async fn prepare(&self, claim: &Claim, draft: Draft) -> Result<Prepared, Error> {
         let started = Instant::now();
         let parent_row = record::version(&self.pool, &self.policy, draft.parent).await?;
+        let (parent_checkpoint, checkpoint) = (draft.parent_checkpoint, draft.checkpoint);
+        let content = Content {
+            adapts: draft.adapts,
+            parent: self
+                .base_of_delta(draft.parent, draft.adapts, parent_checkpoint)
+                .await?,
+            checkpoint,
+            given: draft.reference,
+        };
         let step = draft.record.step;
         let checkpoint_due =
             step % self.checkpoint_every == 0 || parent_row.line != draft.line || parent_row.branch != draft.branch;
@@ -159,8 +171,7 @@ impl Publisher {
             version: draft.parent,
             root: parent_row.root,
         };
-        let checkpoints = (draft.parent_checkpoint, Arc::clone(&draft.checkpoint));
-        let objects = self.objects(started, parent, checkpoints, checkpoint_due, draft.reference);
+        let objects = self.objects(started, parent, content, checkpoint_due);
         // the run state is most of the bytes: it is uploaded while the delta is encoded
         let run_state = Some((claim, step, &draft.run_state));
         let (objects, reserved) = tokio::try_join!(objects, self.reserve(run_state))?;
@@ -171,13 +182,7 @@ impl Publisher {
                 cohort_digest: draft.record.cohort_digest(),
             }),
             fence: claim.fence,
-            ..self.manifest_of(
-                &objects,
-                parent,
-                draft.line,
-                draft.branch,
-                draft.checkpoint.tensor_bytes(),
-            )
+            ..self.manifest_of(&objects, parent, draft.line, draft.branch)
         };
         let run_state_key = self.put_manifest(&mut manifest, reserved, run_state).await?;
         self.restore_missing(&objects).await?;
@@ -206,15 +211,24 @@ impl Publisher {
         }
     }
 
-    /// Restores a version that the database has. Other bytes are refused, whoever signed them.
+    /// Restores a version that the database has: of an adapter, its base with the factors. Other bytes are refused, whoever signed them.
     pub async fn load(&self, version: i64) -> Result<Arc<Checkpoint>, Error> {
         let root = record::version(&self.pool, &self.policy, version).await?.root;
         let trusted = self.trusted().await?;
-        let restored = self.store.materialize(&self.policy, version, &trusted, &[]).await?;
+        let restored = self
+            .store
+            .materialize_model(&self.policy, version, &trusted, &[])
+            .await?;
         match restored.root {
             found if found == root => Ok(restored.checkpoint),
             found => Err(Error::OtherRoot { version, root, found }),
         }
+    }
+
+    /// The weights that a version computes with: of an adapter, merged into its base.
+    pub async fn load_merged(&self, version: i64) -> Result<Arc<Checkpoint>, Error> {
+        let loaded = self.load(version).await?;
+        Ok(tokio::task::spawn_blocking(move || merged_shared(&loaded)).await??)
     }
 
     /// A manifest without serial, objects and run.
@@ -235,18 +249,37 @@ impl Publisher {
             quantized: vec![],
             delta_shards: vec![],
             reference: None,
+            adapts: None,
         }
     }
 
     /// A manifest that names `objects`.
-    fn manifest_of(&self, objects: &Objects, parent: Parent, line: String, branch: i32, tensor_bytes: u64) -> Manifest {
+    fn manifest_of(&self, objects: &Objects, parent: Parent, line: String, branch: i32) -> Manifest {
         Manifest {
             checkpoint: objects.checkpoint.as_ref().map(Pieces::object),
-            delta: Some(objects.delta.object()),
+            delta: objects.delta.as_ref().map(Pieces::object),
             quantized: objects.quantized.clone(),
             reference: objects.reference.clone(),
-            ..self.manifest(objects.root, Some(parent), line, branch, tensor_bytes)
+            adapts: objects.adapts,
+            ..self.manifest(objects.root, Some(parent), line, branch, objects.tensor_bytes)
         }
+    }
+
+    /// What the delta of a version starts from: `None` if its parent is of another kind, one an adapter and the other
+    /// not, or adapters of two bases.
+    async fn base_of_delta(
+        &self,
+        parent: i64,
+        adapts: Option<Parent>,
+        checkpoint: Arc<Checkpoint>,
+    ) -> Result<Option<Arc<Checkpoint>>, Error> {
+        Ok((self.adapted(parent).await? == adapts).then_some(checkpoint))
+    }
+
+    /// What a version adapts.
+    async fn adapted(&self, version: i64) -> Result<Option<Parent>, Error> {
+        let trusted = self.trusted().await?;
+        Ok(self.store.get_manifest(&self.policy, version, &trusted).await?.adapts)
     }
 
     /// Uploads the delta of a version and, if one is due, its full checkpoint. Also computes the
@@ -255,28 +288,47 @@ impl Publisher {
         &self,
         started: Instant,
         parent: Parent,
-        (parent_checkpoint, checkpoint): (Arc<Checkpoint>, Arc<Checkpoint>),
+        content: Content,
         checkpoint_due: bool,
-        given: Option<Reference>,
     ) -> Result<Objects, Error> {
-        let quantized = self.quantized.for_manifest(Arc::clone(&checkpoint));
-        let encoded = encode(parent_checkpoint, Arc::clone(&checkpoint), self.store.threads().clone());
+        let Content {
+            parent: base,
+            checkpoint: model,
+            adapts,
+            given,
+        } = content;
+        // of an adapter, only the factors are stored
+        let stored = |model: Arc<Checkpoint>| match adapts {
+            Some(_) => Arc::new(model.adapter()),
+            None => model,
+        };
+        let (checkpoint, base) = (stored(Arc::clone(&model)), base.map(stored));
+        let checkpoint_due = checkpoint_due || base.is_none();
+        let quantized = async {
+            match adapts {
+                Some(_) => Ok(vec![]),
+                None => self.quantized.for_manifest(Arc::clone(&model)).await,
+            }
+        };
+        let encoded = encode(base, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
-        let reference = reference(Arc::clone(&checkpoint), given);
+        let reference = reference(Arc::clone(&model), given);
         let ((root, delta), quantized, chain_bytes, reference) =
             tokio::try_join!(encoded, quantized, chain_bytes, reference)?;
-        let bytes = chain_bytes.saturating_add(delta.object().size_bytes);
+        let bytes = chain_bytes.saturating_add(delta.as_ref().map_or(0, |delta| delta.object().size_bytes));
+        let tensor_bytes = checkpoint.tensor_bytes();
         let full = match checkpoint_due || bytes.saturating_mul(2) > checkpoint.tensor_bytes() {
             true => Some(tokio::task::spawn_blocking(move || checkpoint.to_pieces().map(Pieces::new)).await??),
             false => None,
         };
         let encode_seconds = started.elapsed().as_secs_f64();
-        self.store.put_pieces(&self.policy, &delta).await?;
-        if let Some(full) = &full {
-            self.store.put_pieces(&self.policy, full).await?;
+        for object in delta.iter().chain(&full) {
+            self.store.put_pieces(&self.policy, object).await?;
         }
         Ok(Objects {
             root,
+            adapts,
+            tensor_bytes,
             delta,
             checkpoint: full,
             quantized,
@@ -313,7 +365,7 @@ impl Publisher {
 
     /// After the manifest is written: see [`Store::reupload_missing`].
     async fn restore_missing(&self, objects: &Objects) -> Result<(), Error> {
-        let parts: Vec<&Pieces> = objects.checkpoint.iter().chain([&objects.delta]).collect();
+        let parts: Vec<&Pieces> = objects.checkpoint.iter().chain(&objects.delta).collect();
         let missing = self.store.reupload_missing(&self.policy, &parts).await?;
         if missing > 0 {
             tracing::warn!(
@@ -401,10 +453,23 @@ impl Publisher {
     }
 }
 
+/// What a version is to have.
+struct Content {
+    /// What its delta starts from.
+    parent: Option<Arc<Checkpoint>>,
+    checkpoint: Arc<Checkpoint>,
+    adapts: Option<Parent>,
+    /// Of a publisher whose model ours does not compute.
+    given: Option<Reference>,
+}
+
 /// The objects of a version, with their bytes until the manifest is written.
 struct Objects {
     root: Digest,
-    delta: Pieces,
+    adapts: Option<Parent>,
+    /// Of its own tensors.
+    tensor_bytes: u64,
+    delta: Option<Pieces>,
     checkpoint: Option<Pieces>,
     quantized: Vec<Quantized>,
     reference: Option<Reference>,
@@ -443,13 +508,17 @@ async fn reference(checkpoint: Arc<Checkpoint>, given: Option<Reference>) -> Res
 
 /// Hashing and compressing takes seconds for large models, so it runs on a blocking thread.
 async fn encode(
-    parent: Arc<Checkpoint>,
+    parent: Option<Arc<Checkpoint>>,
     checkpoint: Arc<Checkpoint>,
     threads: Threads,
-) -> Result<(Digest, Pieces), Error> {
+) -> Result<(Digest, Option<Pieces>), Error> {
     tokio::task::spawn_blocking(move || {
-        let delta = artifact::delta::encode(&parent, &checkpoint, &threads)?;
-        Ok((checkpoint.root(), Pieces::new(vec![delta.into()])))
+        let encode = |parent: Arc<Checkpoint>| artifact::delta::encode(&parent, &checkpoint, &threads);
+        let delta = parent.map(encode).transpose()?;
+        Ok((
+            checkpoint.root_on(&threads),
+            delta.map(|delta| Pieces::new(vec![delta.into()])),
+        ))
     })
     .await?
 }

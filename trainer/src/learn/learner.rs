@@ -36,10 +36,12 @@ use crate::learn::score as sums;
 use accumulator::{Accumulator, KlBatch};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
+use artifact::manifest::Parent;
 use autograd::{Parameters, TrainModel, checkpoint_from_f32};
 use gradient::Gradients;
 use lora::Lora;
 use model::exact::{Arithmetic, ExactModel, Pass};
+use model::lora::merged_shared;
 use model::router::Routing;
 use runs::grammar::Grammars;
 use runs::sample::{ModelLimits, Sample};
@@ -105,6 +107,8 @@ pub struct Metrics {
 pub struct Proposal {
     pub parent: Arc<Checkpoint>,
     pub checkpoint: Arc<Checkpoint>,
+    /// The base of `checkpoint`, if that is an adapter.
+    pub adapts: Option<Parent>,
     pub metrics: Metrics,
 }
 
@@ -159,8 +163,10 @@ pub struct Learner {
 
 #[derive(Debug)]
 struct State {
-    /// The published values, as they are served.
+    /// The version.
     checkpoint: Arc<Checkpoint>,
+    /// The values that it computes with: of an adapter, merged into its base.
+    weights: Arc<Checkpoint>,
     /// Computes with the published values.
     model: ExactModel,
     master: Parameters,
@@ -187,7 +193,7 @@ impl Learner {
         config: &model::lora::Config,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let (lora, factors) = Lora::fresh(Arc::clone(&checkpoint), serial, config, seed)?;
+        let (lora, factors) = Lora::fresh(&checkpoint, serial, config, seed)?;
         Self::build(checkpoint, arithmetic, Some((lora, factors)))
     }
 
@@ -196,11 +202,12 @@ impl Learner {
         arithmetic: Arithmetic,
         adapter: Option<(Lora, Parameters)>,
     ) -> anyhow::Result<Self> {
-        let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic).context("build the model of the head")?;
+        let weights = merged_shared(&checkpoint).context("merge the adapter of the head")?;
+        let model = ExactModel::with_arithmetic(&weights, &arithmetic).context("build the model of the head")?;
         model.self_check_once();
-        let loaded = TrainModel::from_checkpoint(&checkpoint).context("read the weights of the head")?;
+        let loaded = TrainModel::from_checkpoint(&weights).context("read the weights of the head")?;
         let adapts = |name: &str| adapter.as_ref().is_none_or(|(lora, _)| lora.adapts(name));
-        let gradients = Gradients::new(&checkpoint, &arithmetic, &loaded, adapts)?;
+        let gradients = Gradients::new(&weights, &arithmetic, &loaded, adapts)?;
         let (lora, master) = match adapter {
             Some((lora, factors)) => (Some(lora), factors),
             None => (None, loaded.into_parameters()),
@@ -210,6 +217,7 @@ impl Learner {
         Ok(Learner {
             state: State {
                 checkpoint,
+                weights,
                 model,
                 optimizer: AdamW::new(&master),
                 master,
@@ -391,6 +399,7 @@ impl Learner {
         let proposal = Proposal {
             parent: Arc::clone(&self.state.checkpoint),
             checkpoint: Arc::clone(&pending.checkpoint),
+            adapts: self.lora.as_ref().and_then(Lora::base),
             metrics,
         };
         self.pending = Some(pending);
@@ -419,23 +428,25 @@ impl Learner {
             return Ok(Err(Breach::Parameters(name.to_string())));
         }
         let checkpoint = Arc::new(self.published(&master)?);
+        let weights = merged_shared(&checkpoint).context("merge the adapter")?;
         let guarding = Instant::now();
         let model =
-            ExactModel::with_arithmetic(&checkpoint, &self.arithmetic).context("build the model of the new weights")?;
+            ExactModel::with_arithmetic(&weights, &self.arithmetic).context("build the model of the new weights")?;
         metrics.kl = mean_kl(&model, accumulated.kl_batches())?;
         metrics.guard_seconds = guarding.elapsed().as_secs_f64();
         if let Err(breach) = guards::after_update(limits, metrics.kl) {
             return Ok(Err(breach));
         }
         self.gradients
-            .load(&checkpoint, &self.arithmetic)
+            .load(&weights, &self.arithmetic)
             .context("load the new weights")?;
-        let changes = artifact::delta::stats(&self.state.checkpoint, &checkpoint);
+        let changes = artifact::delta::stats(&self.state.weights, &weights);
         metrics.changed_weights = changes.changed_weights;
         metrics.total_weights = changes.total_weights;
         Ok(Ok(State {
             model,
             checkpoint,
+            weights,
             master,
             optimizer,
         }))
@@ -454,7 +465,7 @@ impl Learner {
         self.gradients.clear();
         if self.pending.take().is_some() {
             self.gradients
-                .load(&self.state.checkpoint, &self.arithmetic)
+                .load(&self.state.weights, &self.arithmetic)
                 .context("return to the old weights")?;
         }
         Ok(())
@@ -566,7 +577,7 @@ impl Learner {
     /// The checkpoint that a master rounds to.
     fn published(&self, master: &Parameters) -> anyhow::Result<Checkpoint> {
         match &self.lora {
-            None => checkpoint_from_f32(&self.state.checkpoint, master).context("round the master weights"),
+            None => checkpoint_from_f32(&self.state.weights, master).context("round the master weights"),
             Some(lora) => lora.published(master),
         }
     }

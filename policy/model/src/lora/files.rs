@@ -2,6 +2,7 @@
 
 use super::config::ALL_LINEAR;
 use super::{Adapter, Config, Error, Targets};
+use artifact::adapter::{CONFIG, PREFIX};
 use artifact::atomic;
 use artifact::tensor::TensorData;
 use bytes::Bytes;
@@ -12,10 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
-const CONFIG: &str = "adapter_config.json";
 const MODEL: &str = "adapter_model.safetensors";
-/// PEFT's prefix of every module name.
-const PREFIX: &str = "base_model.model.";
 
 /// Fields that do not change an adapter's results: notes, training settings, and settings that
 /// chose the adapted modules. The tensors in the file already show which modules those are.
@@ -52,7 +50,7 @@ pub(super) fn read(folder: &Path) -> Result<Adapter, Error> {
         .map_err(|why| refuse(&path, why))
 }
 
-fn read_config(json: &[u8]) -> Result<Config, String> {
+pub(super) fn read_config(json: &[u8]) -> Result<Config, String> {
     let mut fields: Map<String, Value> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let kind = take::<String>(&mut fields, "peft_type")?;
     if kind.as_deref() != Some("LORA") {
@@ -134,8 +132,12 @@ pub(super) fn write(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
 
     // Written last, because PEFT reads it first.
     let path = folder.join(CONFIG);
-    let json = serde_json::to_vec_pretty(&config_json(adapter)).map_err(|error| refuse(&path, error.to_string()))?;
-    atomic::replace(&path, &[&json]).map_err(io("write", &path))
+    atomic::replace(&path, &[&config_bytes(adapter)]).map_err(io("write", &path))
+}
+
+/// `adapter_config.json`.
+pub(super) fn config_bytes(adapter: &Adapter) -> Vec<u8> {
+    format!("{:#}", config_json(adapter)).into_bytes()
 }
 
 fn config_json(adapter: &Adapter) -> Value {

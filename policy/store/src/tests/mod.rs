@@ -114,6 +114,7 @@ impl Fixture {
                 quantized: vec![],
                 delta_shards: vec![],
                 reference: None,
+                adapts: None,
             };
             if let Some((_, base)) = last {
                 let delta = delta::encode(base, &checkpoint, &Threads::ONE).unwrap();

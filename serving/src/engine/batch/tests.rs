@@ -96,6 +96,7 @@ fn version(experts: Option<u16>) -> Arc<LoadedVersion> {
         serial: 1,
         root: Digest([1; 32]),
         line: "realtime".into(),
+        adapts: None,
         context: 512,
         vocab: 96,
         stop_ids: vec![],

@@ -82,6 +82,7 @@ fn version(serial: i64) -> Arc<LoadedVersion> {
         serial,
         root: Digest([serial as u8; 32]),
         line: "realtime".into(),
+        adapts: None,
         context: 128,
         vocab: VOCAB,
         stop_ids: vec![STOP],

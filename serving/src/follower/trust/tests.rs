@@ -88,6 +88,7 @@ impl Scene {
                 quantized: vec![],
                 delta_shards: vec![],
                 reference: None,
+                adapts: None,
             };
             if let Some(base) = &last {
                 let bytes = delta::encode(base, &checkpoint, &artifact::threads::Threads::ONE).unwrap();

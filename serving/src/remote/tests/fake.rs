@@ -62,6 +62,8 @@ pub(crate) struct Held {
     pub(crate) conflicts: usize,
     /// What kept the caches of its requests apart, in their order.
     pub(crate) salts: Vec<String>,
+    /// By name.
+    pub(crate) adapters: BTreeMap<String, Arc<ExactModel>>,
 }
 
 /// A server with vLLM's routes.
@@ -106,6 +108,7 @@ impl Fake {
             sampled: 0,
             conflicts: 0,
             salts: Vec::new(),
+            adapters: BTreeMap::new(),
             running: 0,
         };
         Fake {
@@ -133,6 +136,8 @@ impl Fake {
             .route("/resume", post(done))
             .route("/inference/v1/generate", post(generate))
             .route("/v1/completions", post(complete))
+            .route("/v1/load_lora_adapter", post(load_adapter))
+            .route("/v1/unload_lora_adapter", post(unload_adapter))
             .layer(axum::middleware::from_fn_with_state(self.clone(), dead))
             .with_state(self.clone())
     }
@@ -149,6 +154,7 @@ impl Fake {
     pub(crate) fn restart(&self) {
         let mut held = self.held();
         held.name = "default".into();
+        held.adapters.clear();
         held.checkpoint = first();
         held.root.clear();
         held.model = Arc::new(ExactModel::from_checkpoint(&held.checkpoint).unwrap());
@@ -355,6 +361,11 @@ async fn generate(Extract(fake): Extract<Fake>, headers: HeaderMap, Json(body): 
             return StatusCode::CONFLICT.into_response();
         }
     }
+    let adapter = body["model"].as_str().map(str::to_owned);
+    let unknown = |name: &String| !fake.held().adapters.contains_key(name);
+    if adapter.as_ref().is_some_and(unknown) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
     let params = &body["sampling_params"];
     let count = params["max_tokens"].as_u64().unwrap() as usize;
     let crosses_at = {
@@ -383,7 +394,25 @@ async fn generate(Extract(fake): Extract<Fake>, headers: HeaderMap, Json(body): 
         });
         json!({"choices": [choice]})
     };
-    sample(fake, &body["token_ids"], &params["temperature"], count, event)
+    sample(fake, adapter, &body["token_ids"], &params["temperature"], count, event)
+}
+
+async fn load_adapter(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> StatusCode {
+    let adapter = Adapter::read_dir(Path::new(body["lora_path"].as_str().unwrap())).unwrap();
+    let mut held = fake.held();
+    let model = ExactModel::from_checkpoint(&adapter.merge(&held.checkpoint).unwrap()).unwrap();
+    let name = body["lora_name"].as_str().unwrap().to_owned();
+    match held.adapters.insert(name, Arc::new(model)) {
+        None => StatusCode::OK,
+        Some(_) => StatusCode::BAD_REQUEST,
+    }
+}
+
+async fn unload_adapter(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> StatusCode {
+    match fake.held().adapters.remove(body["lora_name"].as_str().unwrap()) {
+        Some(_) => StatusCode::OK,
+        None => StatusCode::NOT_FOUND,
+    }
 }
 
 /// `/v1/completions`: token ids for a prompt of ids, and the text `ab` for a prompt of text.
@@ -405,22 +434,27 @@ async fn complete(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> Resp
         });
         json!({"choices": [choice]})
     };
-    sample(fake, &body["prompt"], &body["temperature"], count, event)
+    sample(fake, None, &body["prompt"], &body["temperature"], count, event)
 }
 
-/// Samples with the model that the engine holds now. `event`: of the index, id and log-probability of
+/// Samples with an adapter, or with the model that the engine holds now. `event`: of the index, id and log-probability of
 /// a token.
 fn sample(
     fake: Fake,
+    adapter: Option<String>,
     prompt: &Value,
     temperature: &Value,
     count: usize,
     event: impl Fn(usize, u32, f32) -> Value + Send + 'static,
 ) -> Response {
+    let with = move |held: &Held| match &adapter {
+        None => held.model.clone(),
+        Some(name) => held.adapters[name].clone(),
+    };
     let (model, faults) = {
         let mut held = fake.held();
         held.running += 1;
-        (held.model.clone(), held.faults)
+        (with(&held), held.faults)
     };
     let running = Running(fake.clone());
     if faults.refuses {
@@ -446,7 +480,7 @@ fn sample(
                 std::thread::sleep(Duration::from_millis(5));
             }
             // an answer goes on with the weights that the engine has by then
-            let model = fake.held().model.clone();
+            let model = with(&fake.held());
             let logits = model.prefill(&mut cache, 0, &next).unwrap();
             let drawn = sampling::draw(&logits, &params, &PreviousTokens::default(), &mut source);
             next = vec![drawn.id];
@@ -498,11 +532,30 @@ pub(crate) fn version(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
         }
         *tensor = TensorData::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap();
     }
+    loaded(serial, None, checkpoint)
+}
+
+/// An adapter of what an engine starts with; each serial has others.
+pub(crate) fn adapter(serial: i64) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
+    let base = first();
+    let mut adapter = Adapter::fresh(model::lora::Config::default(), &base, serial as u64).unwrap();
+    for pair in adapter.pairs.values_mut() {
+        pair.b.fill(0.05 + 0.01 * serial as f32);
+    }
+    loaded(serial, Some(1), base.with_adapter(&adapter.version_of(&base).unwrap()))
+}
+
+pub(super) fn loaded(
+    serial: i64,
+    adapts: Option<i64>,
+    checkpoint: Checkpoint,
+) -> (Arc<LoadedVersion>, Arc<Checkpoint>) {
     let model = ExactModel::from_checkpoint(&checkpoint).unwrap();
     let version = LoadedVersion {
         serial,
         root: checkpoint.root(),
         line: "realtime".into(),
+        adapts,
         context: CONTEXT,
         vocab: VOCAB,
         stop_ids: vec![],

@@ -1,7 +1,7 @@
 //! One change of an engine's version: what changes, drain, update, probe.
 
 use super::workers::{Asked, Workers};
-use super::{Held, OfBytes, weights_name};
+use super::{Held, OfBytes};
 use crate::engine::LoadedVersion;
 use crate::remote::options::{InFlight, Options};
 use crate::remote::placement::State;
@@ -380,16 +380,17 @@ impl Change {
     }
 
     async fn probe(&self) -> anyhow::Result<Probed> {
-        probe(&self.pool, &self.options, self.engine, &self.version).await
+        probe(&self.pool, &self.options, self.engine, &self.version, &self.name).await
     }
 }
 
-/// Compares an engine with a version.
+/// Compares an engine with a version. `weights`: what it calls those that answer.
 pub(super) async fn probe(
     pool: &Pool,
     options: &Options,
     engine: usize,
     version: &Arc<LoadedVersion>,
+    weights: &str,
 ) -> anyhow::Result<Probed> {
     let client = pool.client(engine);
     ensure!(
@@ -399,7 +400,7 @@ pub(super) async fn probe(
         version.serial
     );
     let limit = Duration::from_millis(options.timeout_ms).saturating_mul(PROBE_TIMEOUTS);
-    let probed = tokio::time::timeout(limit, probe::probe(client, &weights_name(version), version)).await;
+    let probed = tokio::time::timeout(limit, probe::probe(client, weights, version)).await;
     let probed = probed.context("the engine took too long for its probe")??;
     let Probed { largest_difference, .. } = probed;
     if largest_difference > options.probe_error_max {

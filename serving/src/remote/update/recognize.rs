@@ -118,7 +118,7 @@ impl Updater {
         let engines = 0..self.held.len();
         let unchangeable = |&engine: &usize| {
             let client = self.pool.client(engine);
-            !client.takes_weights() && client.vouched_alias().is_none()
+            !client.takes_weights() && !client.takes_adapters() && client.vouched_alias().is_none()
         };
         engines.filter(unchangeable).collect()
     }
@@ -126,7 +126,7 @@ impl Updater {
     /// Probes an engine; if it holds the version, it serves it from now on.
     async fn holds(&mut self, engine: usize, version: &Arc<LoadedVersion>) -> bool {
         let url = self.pool.client(engine).url().to_owned();
-        match change::probe(&self.pool, &self.options, engine, version).await {
+        match change::probe(&self.pool, &self.options, engine, version, &weights_name(version)).await {
             Ok(probed) => {
                 self.probe_at[engine] = Instant::now() + PROBE_INTERVAL;
                 let served = State::Serving(version.serial);

@@ -76,6 +76,8 @@ pub enum Error {
     Delta(#[from] artifact::delta::Error),
     #[error("compute the reference log-probabilities: {0}")]
     Reference(#[from] model::exact::Error),
+    #[error("the adapter: {0}")]
+    Adapter(#[from] model::lora::Error),
     #[error("make a quantized copy: {0}")]
     Quantize(#[from] artifact::quant::Error),
     #[error(transparent)]

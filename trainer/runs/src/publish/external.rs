@@ -4,11 +4,12 @@
 //! The line's head is the fence. Weights that were not made from the head are refused. A trainer
 //! that was thought dead can therefore only upload objects and a manifest that nobody follows.
 
-use super::{Error, Publisher, Timings, record};
+use super::{Content, Error, Publisher, Timings, record};
 use artifact::checkpoint::Checkpoint;
 use artifact::delta;
 use artifact::manifest::{Manifest, Parent};
 use artifact::reference::Reference;
+use model::lora::{self, Adapter};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,11 +23,19 @@ pub struct External {
     pub line: String,
     /// The version that the weights were made from: the line's head, or the start of a new line.
     pub parent: i64,
-    pub checkpoint: Checkpoint,
+    pub weights: Weights,
     /// Write the full checkpoint beside the delta even if none is due.
     pub with_checkpoint: bool,
     /// Of a model that ours does not compute.
     pub reference: Option<Reference>,
+}
+
+/// The weights that are published.
+#[derive(Debug, Clone)]
+pub enum Weights {
+    All(Checkpoint),
+    /// Of what the parent adapts, or of the parent if it has all weights.
+    Adapter(Adapter),
 }
 
 /// What was published.
@@ -47,7 +56,7 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     let External {
         line,
         parent,
-        mut checkpoint,
+        weights,
         with_checkpoint,
         reference,
     } = external;
@@ -55,46 +64,43 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
     let started = Instant::now();
     let parent_checkpoint = publisher.load(parent).await?;
     let parent_seconds = started.elapsed().as_secs_f64();
-    let mut differences = parent_checkpoint.form_differences(&checkpoint);
-    if !differences.is_empty() {
-        let more = differences.len().saturating_sub(DIFFERENCES_MAX);
-        differences.truncate(DIFFERENCES_MAX);
-        if more > 0 {
-            differences.push(format!("and {more} more"));
-        }
-        return Err(Error::Form { parent, differences });
-    }
-    // many trainers save weights without the tokenizer's files
+    let of_parent = Parent {
+        version: parent,
+        root: parent_row.root,
+    };
     let mut inherited = vec![];
-    for (name, bytes) in &parent_checkpoint.files {
-        if !checkpoint.files.contains_key(name) {
-            checkpoint.files.insert(name.clone(), bytes.clone());
-            inherited.push(name.clone());
+    let (checkpoint, adapts) = match weights {
+        Weights::All(mut checkpoint) => {
+            inherited = complete(parent, &*lora::merged(&parent_checkpoint)?, &mut checkpoint)?;
+            (checkpoint, None)
         }
-    }
+        Weights::Adapter(adapter) => {
+            let base = parent_checkpoint.base();
+            let version = base.with_adapter(&adapter.version_of(&base)?);
+            (version, publisher.adapted(parent).await?.or(Some(of_parent)))
+        }
+    };
     if checkpoint == *parent_checkpoint {
         return Err(Error::Unchanged(parent));
     }
     let checkpoint = Arc::new(checkpoint);
 
     let started = Instant::now();
-    let checkpoints = (Arc::clone(&parent_checkpoint), Arc::clone(&checkpoint));
-    let parent = Parent {
-        version: parent,
-        root: parent_row.root,
+    let content = Content {
+        parent: publisher
+            .base_of_delta(parent, adapts, Arc::clone(&parent_checkpoint))
+            .await?,
+        checkpoint: Arc::clone(&checkpoint),
+        adapts,
+        given: reference,
     };
+    let parent = of_parent;
     let objects = publisher
-        .objects(
-            started,
-            parent,
-            checkpoints,
-            with_checkpoint || head.is_none(),
-            reference,
-        )
+        .objects(started, parent, content, with_checkpoint || head.is_none())
         .await?;
     let reserved = publisher.reserve(None).await?;
     let branch = head.map_or(0, |(_, branch)| branch);
-    let mut manifest = publisher.manifest_of(&objects, parent, line, branch, checkpoint.tensor_bytes());
+    let mut manifest = publisher.manifest_of(&objects, parent, line, branch);
     publisher.put_manifest(&mut manifest, reserved, None).await?;
     publisher.restore_missing(&objects).await?;
     let mut timings = objects.timings(started);
@@ -110,6 +116,28 @@ pub async fn publish_external(publisher: &Publisher, external: External) -> Resu
         timings,
         parent_seconds,
     })
+}
+
+/// Fails if the weights have another form than their parent's. Gives them the files that they lack: many trainers save
+/// weights without the tokenizer's. Returns their names.
+fn complete(parent: i64, of_parent: &Checkpoint, checkpoint: &mut Checkpoint) -> Result<Vec<String>, Error> {
+    let mut differences = of_parent.form_differences(checkpoint);
+    if !differences.is_empty() {
+        let more = differences.len().saturating_sub(DIFFERENCES_MAX);
+        differences.truncate(DIFFERENCES_MAX);
+        if more > 0 {
+            differences.push(format!("and {more} more"));
+        }
+        return Err(Error::Form { parent, differences });
+    }
+    let mut inherited = vec![];
+    for (name, bytes) in &of_parent.files {
+        if !checkpoint.files.contains_key(name) {
+            checkpoint.files.insert(name.clone(), bytes.clone());
+            inherited.push(name.clone());
+        }
+    }
+    Ok(inherited)
 }
 
 /// Checks that `parent` may get a child on the line. Returns the parent, and the line's head and

@@ -9,8 +9,9 @@
 use super::tensors::{tensor, to_data};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
+use artifact::manifest::Parent;
 use autograd::Parameters;
-use model::lora::{Adapter, Config};
+use model::lora::{Adapter, Config, merged_shared};
 use runs::publish::run_state;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Lora {
     base: Arc<Checkpoint>,
+    /// The base's version has all weights, so its adapters are versions of their own.
+    is_whole: bool,
     identity: run_state::Lora,
     modules: Vec<Module>,
     /// Names of the weights that accumulate gradients.
@@ -35,27 +38,39 @@ struct Module {
 }
 
 impl Lora {
-    /// A new adapter of version `serial`, and its initial factors.
-    pub fn fresh(base: Arc<Checkpoint>, serial: i64, config: &Config, seed: u64) -> anyhow::Result<(Self, Parameters)> {
+    /// A new adapter of version `serial`, and its initial factors. If that version is an adapter itself, it is merged.
+    pub fn fresh(
+        version: &Arc<Checkpoint>,
+        serial: i64,
+        config: &Config,
+        seed: u64,
+    ) -> anyhow::Result<(Self, Parameters)> {
+        let base = merged_shared(version).context("merge the base")?;
         let identity = run_state::Lora {
             base: serial,
             base_root: base.root(),
             config: config.clone(),
         };
-        Self::new(base, identity, seed)
+        Self::new(base, !version.has_adapter(), identity, seed)
     }
 
     /// The adapter of a run state, with factors of the right shapes.
-    pub fn from_identity(base: Arc<Checkpoint>, identity: run_state::Lora) -> anyhow::Result<(Self, Parameters)> {
+    pub fn from_identity(version: &Arc<Checkpoint>, identity: run_state::Lora) -> anyhow::Result<(Self, Parameters)> {
+        let base = merged_shared(version).context("merge the base")?;
         ensure!(
             base.root() == identity.base_root,
             "version {} does not have the weights that the adapter was trained on",
             identity.base
         );
-        Self::new(base, identity, 0)
+        Self::new(base, !version.has_adapter(), identity, 0)
     }
 
-    fn new(base: Arc<Checkpoint>, identity: run_state::Lora, seed: u64) -> anyhow::Result<(Self, Parameters)> {
+    fn new(
+        base: Arc<Checkpoint>,
+        is_whole: bool,
+        identity: run_state::Lora,
+        seed: u64,
+    ) -> anyhow::Result<(Self, Parameters)> {
         let adapter = Adapter::fresh(identity.config.clone(), &base, seed)?;
         let module = |name: &String| {
             let (_, scale) = identity.config.of(name)?;
@@ -72,6 +87,7 @@ impl Lora {
         let factors = factors.collect::<anyhow::Result<_>>()?;
         let lora = Lora {
             base,
+            is_whole,
             weights: modules.iter().map(|module| module.weight.clone()).collect(),
             modules,
             identity,
@@ -101,10 +117,24 @@ impl Lora {
         gradients
     }
 
-    /// The checkpoint that the factors make.
+    /// The version that its versions adapt. `None`: they have all weights.
+    pub fn base(&self) -> Option<Parent> {
+        self.is_whole.then_some(Parent {
+            version: self.identity.base,
+            root: self.identity.base_root,
+        })
+    }
+
+    /// The version that the factors make.
     pub fn published(&self, factors: &Parameters) -> anyhow::Result<Checkpoint> {
         let adapter =
             Adapter::from_tensors(self.identity.config.clone(), &to_data(factors)).map_err(anyhow::Error::msg)?;
-        adapter.merge(&self.base).context("merge the adapter")
+        match self.is_whole {
+            true => {
+                let adapter = adapter.version_of(&self.base).context("put the adapter together")?;
+                Ok(self.base.with_adapter(&adapter))
+            }
+            false => adapter.merge(&self.base).context("merge the adapter"),
+        }
     }
 }

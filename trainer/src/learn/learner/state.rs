@@ -37,7 +37,7 @@ impl Learner {
         let mut learner = match (&run_state.lora, base) {
             (None, _) => Learner::with_arithmetic(checkpoint, arithmetic)?,
             (Some(identity), Some(base)) => {
-                let (lora, factors) = Lora::from_identity(base, identity.clone())?;
+                let (lora, factors) = Lora::from_identity(&base, identity.clone())?;
                 Learner::build(checkpoint, arithmetic, Some((lora, factors)))?
             }
             (Some(identity), None) => bail!("the adapter's base, version {}, was not given", identity.base),
