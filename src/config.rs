@@ -448,6 +448,7 @@ impl Config {
             let servers = self.stack.vllm.servers();
             let server = |(_, port)| serving::remote::Server {
                 url: vllm::url(port),
+                adapters: self.stack.vllm.adapters,
                 ..Default::default()
             };
             self.serve.remote.vllm = servers.map(server).collect();

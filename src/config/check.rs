@@ -19,6 +19,11 @@ impl Config {
         self.auth.limits.check()?;
         self.serve.check()?;
         self.stack.vllm.check()?;
+        let lora = &self.trainer.realtime.lora;
+        ensure!(
+            !self.stack.vllm.adapters || lora.is_some() || !self.trainer.realtime.enabled,
+            "stack.vllm.adapters is true, and the realtime run trains all weights: set trainer.realtime.lora"
+        );
         self.release.check()?;
         self.trainer.check()?;
         self.check_ports()?;

@@ -14,6 +14,8 @@ const NAMES: [&str; 8] = [
     "vllm-1", "vllm-2", "vllm-3", "vllm-4", "vllm-5", "vllm-6", "vllm-7", "vllm-8",
 ];
 pub const STOP: Signal = Signal::SIGTERM;
+/// Those that vLLM knows. It computes each adapter at the largest rank.
+const RANKS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 320, 512];
 
 edge::options! {
     /// `[stack.vllm]`: vLLM servers that `springtide up` runs.
@@ -24,6 +26,8 @@ edge::options! {
         pub program: Option<PathBuf> = None,
         /// Number of servers, 1 to 8. Each holds one version: learner, champion and base need three.
         pub engines: u16 = 3 => 1..=8,
+        /// One server instead, which serves adapters of the base beside each other. For versions of `trainer.realtime.lora`.
+        pub adapters: bool = false,
         /// Loopback port of the first server; the others take the next ones.
         pub port: u16 = 8110,
         /// Further arguments of `vllm serve`.
@@ -44,7 +48,8 @@ impl Options {
 
     /// Names and ports of the servers.
     pub fn servers(&self) -> impl Iterator<Item = (&'static str, u16)> {
-        let engines = self.program.as_ref().map_or(0, |_| self.engines);
+        let engines = if self.adapters { 1 } else { self.engines };
+        let engines = self.program.as_ref().map_or(0, |_| engines);
         NAMES.into_iter().zip((self.port..).take(engines.into()))
     }
 }
@@ -53,8 +58,23 @@ pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-/// The command of one server. `slots`: sequences that it samples together.
-pub fn command(options: &Options, base: &Path, name: &str, slots: usize, port: u16) -> anyhow::Result<Command> {
+/// Arguments of a server that takes adapters of at most this rank. Learner, champion, a canary and one that retires are
+/// sampled together; more wait in the host's memory.
+fn adapters(rank: usize) -> anyhow::Result<impl Iterator<Item = String>> {
+    let largest = RANKS.into_iter().find(|&known| known >= rank);
+    let largest = largest.with_context(|| format!("vLLM serves adapters up to rank 512, and this one has {rank}"))?;
+    let arguments = format!("--enable-lora --max-lora-rank {largest} --max-loras 4 --max-cpu-loras 16");
+    Ok(arguments.split(' ').map(str::to_owned).collect::<Vec<_>>().into_iter())
+}
+
+/// The command of one server. `slots`: sequences that it samples together. `rank`: the largest of its adapters.
+pub fn command(
+    options: &Options,
+    base: &Path,
+    name: &str,
+    (slots, rank): (usize, Option<usize>),
+    port: u16,
+) -> anyhow::Result<Command> {
     let program = options.program.as_deref().context("stack.vllm.program is not set")?;
     let tie = exec::Tie {
         signal: STOP,
@@ -71,9 +91,12 @@ pub fn command(options: &Options, base: &Path, name: &str, slots: usize, port: u
         // of the distribution that was sampled from
         .args(["--logprobs-mode", "processed_logprobs"])
         .args(["--weight-transfer-config", r#"{"backend":"springtide"}"#])
+        .args(rank.map(adapters).transpose()?.into_iter().flatten())
         .args(&options.args)
         // the routes that take new weights; only loopback reaches them
         .env("VLLM_SERVER_DEV_MODE", "1")
+        // the routes that load adapters
+        .env("VLLM_ALLOW_RUNTIME_LORA_UPDATING", rank.is_some().to_string())
         .env("VLLM_NO_USAGE_STATS", "1")
         .env("DO_NOT_TRACK", "1")
         .env("HF_HUB_OFFLINE", "1");

@@ -87,16 +87,14 @@ pub fn engines(config: &Config) -> anyhow::Result<Vec<Service>> {
     let http = edge::tls::client().build().context("make an HTTP client")?;
     let engines = config.stack.vllm.servers().map(|(name, port)| {
         let options = config.stack.vllm.clone();
-        let (base, model, slots) = (
-            config.policy.base.clone(),
-            config.policy.name.clone(),
-            config.serve.slots,
-        );
+        let (base, model) = (config.policy.base.clone(), config.policy.name.clone());
+        let lora = config.trainer.realtime.lora.as_ref().filter(|_| options.adapters);
+        let limits = (config.serve.slots, lora.map(model::lora::Config::rank_max));
         Service {
             name,
             stop: vllm::STOP,
             probe: health(http.clone(), &vllm::url(port)),
-            command: Box::new(move || vllm::command(&options, &base, &model, slots, port)),
+            command: Box::new(move || vllm::command(&options, &base, &model, limits, port)),
         }
     });
     Ok(engines.collect())

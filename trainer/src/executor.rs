@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::need::Limit;
-use model::lora::{self, merged_shared};
+use model::lora;
 use runs::advantage;
 use runs::advantage::{Baseline, Baselines};
 use runs::claim::{self, Claim};
@@ -265,7 +265,7 @@ impl<'a> Executor<'a> {
             .await
             .with_context(|| format!("materialize version {}", self.head))?;
         if is_outside {
-            let merged = tokio::task::spawn_blocking(move || merged_shared(&checkpoint));
+            let merged = tokio::task::spawn_blocking(move || lora::merged(&checkpoint));
             return self.load_outside(merged.await??).await;
         }
         let arithmetic = self.trainer.arithmetic.clone();

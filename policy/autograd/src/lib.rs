@@ -31,6 +31,8 @@ pub enum Error {
     Checkpoint(#[from] model::exact::Error),
     #[error("tensor `{name}`: {why}")]
     Tensor { name: String, why: String },
+    #[error("{0}")]
+    Adapter(#[from] model::lora::Error),
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
 }
@@ -59,6 +61,7 @@ impl TrainModel {
     /// # Errors
     /// If `config.json` is unsupported, or a tensor is missing, unexpected or has the wrong shape.
     pub fn from_checkpoint(checkpoint: &artifact::checkpoint::Checkpoint) -> Result<Self, Error> {
+        let checkpoint = &*model::lora::computed(checkpoint)?;
         let config = model::exact::config_of(checkpoint)?;
         let parameters = load::parameters(checkpoint, &config)?;
         Self::from_parameters(config, parameters)

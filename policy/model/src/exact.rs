@@ -19,7 +19,7 @@ mod self_check;
 pub(crate) use backend::vector;
 pub use cache::KvCache;
 pub(crate) use load::pack_transformer;
-pub use load::{EMBEDDING, HEAD, config_of, refuse_unexpected, tensor, to_dtype_of, to_f32};
+pub use load::{EMBEDDING, HEAD, config_of, refuse_unexpected, tensor, to_dtype, to_dtype_of, to_f32};
 pub use rows::{Kept, Rows};
 
 use crate::config::{ModelConfig, Rotations};
@@ -145,7 +145,7 @@ impl ExactModel {
 
     /// Packs a checkpoint's weights on the threads `packing`. Passes run on those of `arithmetic`.
     pub fn packed_on(checkpoint: &Checkpoint, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
-        let checkpoint = &*lora::merged(checkpoint).map_err(|error| Error::Adapter(error.to_string()))?;
+        let checkpoint = &*lora::computed(checkpoint).map_err(|error| Error::Adapter(error.to_string()))?;
         let config = load::config_of(checkpoint)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();

@@ -17,6 +17,7 @@ use artifact::adapter;
 use artifact::checkpoint::Checkpoint;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
+use safetensors::Dtype;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -152,6 +153,11 @@ impl Adapter {
     /// # Errors
     /// If a module is missing in the model or has another shape, or merged weights are not finite.
     pub fn merge(&self, base: &Checkpoint) -> Result<Checkpoint, Error> {
+        self.merge_as(base, |dtype| dtype)
+    }
+
+    /// The same in other dtypes than the base's.
+    fn merge_as(&self, base: &Checkpoint, dtype: impl Fn(Dtype) -> Dtype) -> Result<Checkpoint, Error> {
         let config = exact::config_of(base)?;
         self.check(&config)?;
         let mut merged = base.clone();
@@ -166,7 +172,8 @@ impl Adapter {
                     why: "merged weights are not finite".into(),
                 });
             }
-            let new = exact::to_dtype_of(&name, old, &new)?;
+            let like = (dtype(old.dtype), old.shape.as_slice());
+            let new = exact::to_dtype(&name, like, &new)?;
             merged.tensors.insert(name, new);
         }
         Ok(merged)
@@ -189,19 +196,28 @@ impl Adapter {
     }
 }
 
-/// The weights that a version computes with: its own, or those of its base with its adapter merged in.
-pub fn merged(version: &Checkpoint) -> Result<Cow<'_, Checkpoint>, Error> {
+/// The weights of a version in their dtypes: its own, or those of its base with its adapter merged in.
+pub fn merged(version: &Arc<Checkpoint>) -> Result<Arc<Checkpoint>, Error> {
+    match Adapter::of_version(version)? {
+        None => Ok(Arc::clone(version)),
+        Some(adapter) => Ok(Arc::new(adapter.merge(&version.base())?)),
+    }
+}
+
+/// The weights that our models compute with: as [`merged`], but what an adapter changes is f32 and not rounded, as other
+/// engines add it.
+pub fn computed(version: &Checkpoint) -> Result<Cow<'_, Checkpoint>, Error> {
     match Adapter::of_version(version)? {
         None => Ok(Cow::Borrowed(version)),
-        Some(adapter) => adapter.merge(&version.base()).map(Cow::Owned),
+        Some(adapter) => adapter.merge_as(&version.base(), |_| Dtype::F32).map(Cow::Owned),
     }
 }
 
 /// The same of a shared one.
-pub fn merged_shared(version: &Arc<Checkpoint>) -> Result<Arc<Checkpoint>, Error> {
+pub fn computed_shared(version: &Arc<Checkpoint>) -> Result<Arc<Checkpoint>, Error> {
     match version.has_adapter() {
         false => Ok(Arc::clone(version)),
-        true => Ok(Arc::new(merged(version)?.into_owned())),
+        true => Ok(Arc::new(computed(version)?.into_owned())),
     }
 }
 

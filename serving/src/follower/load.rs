@@ -23,7 +23,7 @@ use artifact::sign::TrustedKeys;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use model::config::declared_context;
-use model::lora::merged_shared;
+use model::lora;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -198,7 +198,7 @@ impl Loader {
         let merged = match &self.host {
             Host::Remote { updater } if updater.gives_weights() => {
                 let checkpoint = checkpoint.clone();
-                let merged = tokio::task::spawn_blocking(move || merged_shared(&checkpoint));
+                let merged = tokio::task::spawn_blocking(move || lora::merged(&checkpoint));
                 merged
                     .await
                     .context("the merging thread")?

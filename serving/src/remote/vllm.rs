@@ -174,12 +174,13 @@ impl Vllm {
         }
         #[derive(Deserialize)]
         struct Model {
-            max_model_len: usize,
+            /// An adapter says none.
+            max_model_len: Option<usize>,
         }
         let models: Models = self.http.get("/v1/models").await?;
-        let model = models.data.first();
-        let model = model.with_context(|| format!("{}/v1/models lists no model", self.url()))?;
-        Ok(model.max_model_len)
+        let mut contexts = models.data.iter().filter_map(|model| model.max_model_len);
+        let context = contexts.next();
+        context.with_context(|| format!("{}/v1/models lists no model with its max_model_len", self.url()))
     }
 
     /// [`Client::update`](super::client::Client::update).

@@ -63,7 +63,7 @@ async fn a_run_with_an_adapter_continues_after_a_restart_and_starts_a_new_adapte
     let (first, run_state) = step(&world, world.base, 1, options(&world, 2)).await;
     let base = world.materialize(world.base).await;
     // of the base only the adapted matrices change, and only the factors are stored
-    let merged = lora::merged_shared(&world.materialize(first).await).unwrap();
+    let merged = lora::merged(&world.materialize(first).await).unwrap();
     let changed: Vec<&String> = merged
         .tensors
         .iter()
@@ -86,7 +86,7 @@ async fn a_run_with_an_adapter_continues_after_a_restart_and_starts_a_new_adapte
     assert_eq!(manifest.adapts, Some(of_base));
     assert!(manifest.delta.is_some() && manifest.reference.is_some());
     let adapter = run_state.adapter().unwrap().unwrap();
-    let merged = lora::merged_shared(&world.materialize(second).await).unwrap();
+    let merged = lora::merged(&world.materialize(second).await).unwrap();
     assert_eq!(adapter.merge(&base).unwrap().root(), merged.root());
     let parity = &world.metrics(2).await["mismatch"]["difference_max"];
     assert_eq!(parity.as_f64(), Some(0.0));

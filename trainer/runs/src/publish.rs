@@ -43,7 +43,6 @@ use artifact::threads::Threads;
 use event_log::Producer;
 use model::config::ModelConfig;
 use model::exact::ExactModel;
-use model::lora::merged_shared;
 use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
 use std::path::PathBuf;
@@ -223,12 +222,6 @@ impl Publisher {
             found if found == root => Ok(restored.checkpoint),
             found => Err(Error::OtherRoot { version, root, found }),
         }
-    }
-
-    /// The weights that a version computes with: of an adapter, merged into its base.
-    pub async fn load_merged(&self, version: i64) -> Result<Arc<Checkpoint>, Error> {
-        let loaded = self.load(version).await?;
-        Ok(tokio::task::spawn_blocking(move || merged_shared(&loaded)).await??)
     }
 
     /// A manifest without serial, objects and run.

@@ -41,7 +41,7 @@ use autograd::{Parameters, TrainModel, checkpoint_from_f32};
 use gradient::Gradients;
 use lora::Lora;
 use model::exact::{Arithmetic, ExactModel, Pass};
-use model::lora::merged_shared;
+use model::lora as lora_model;
 use model::router::Routing;
 use runs::grammar::Grammars;
 use runs::sample::{ModelLimits, Sample};
@@ -202,7 +202,7 @@ impl Learner {
         arithmetic: Arithmetic,
         adapter: Option<(Lora, Parameters)>,
     ) -> anyhow::Result<Self> {
-        let weights = merged_shared(&checkpoint).context("merge the adapter of the head")?;
+        let weights = lora_model::computed_shared(&checkpoint).context("merge the adapter of the head")?;
         let model = ExactModel::with_arithmetic(&weights, &arithmetic).context("build the model of the head")?;
         model.self_check_once();
         let loaded = TrainModel::from_checkpoint(&weights).context("read the weights of the head")?;
@@ -428,7 +428,7 @@ impl Learner {
             return Ok(Err(Breach::Parameters(name.to_string())));
         }
         let checkpoint = Arc::new(self.published(&master)?);
-        let weights = merged_shared(&checkpoint).context("merge the adapter")?;
+        let weights = lora_model::computed_shared(&checkpoint).context("merge the adapter")?;
         let guarding = Instant::now();
         let model =
             ExactModel::with_arithmetic(&weights, &self.arithmetic).context("build the model of the new weights")?;
@@ -577,7 +577,10 @@ impl Learner {
     /// The checkpoint that a master rounds to.
     fn published(&self, master: &Parameters) -> anyhow::Result<Checkpoint> {
         match &self.lora {
-            None => checkpoint_from_f32(&self.state.weights, master).context("round the master weights"),
+            None => {
+                let template = lora_model::merged(&self.state.checkpoint).context("merge the adapter of the head")?;
+                checkpoint_from_f32(&template, master).context("round the master weights")
+            }
             Some(lora) => lora.published(master),
         }
     }

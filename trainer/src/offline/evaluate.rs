@@ -199,11 +199,7 @@ pub(super) async fn measure(run: &Execution<'_>) -> anyhow::Result<()> {
     let version = version
         .ok_or_else(|| Failed("the run names no version to measure: create it again with `base_version`".into()))?;
     let (dataset, members) = run.dataset(&config.dataset, None).await?;
-    let checkpoint = trainer
-        .publisher
-        .load_merged(version)
-        .await
-        .context("load the version")?;
+    let checkpoint = trainer.publisher.load(version).await.context("load the version")?;
     let decline = text::tokenizer::decline_id(&checkpoint).context("read the decline token")?;
     let arithmetic = trainer.arithmetic.clone();
     let of_model = Arc::clone(&checkpoint);

@@ -233,11 +233,7 @@ async fn of_head(executor: &Executor<'_>, samples: Vec<Sample>) -> anyhow::Resul
 
 impl Referee {
     async fn load(trainer: &Trainer, version: i64) -> anyhow::Result<Self> {
-        let checkpoint = trainer
-            .publisher
-            .load_merged(version)
-            .await
-            .context("load the base version")?;
+        let checkpoint = trainer.publisher.load(version).await.context("load the base version")?;
         let arithmetic = trainer.arithmetic.clone();
         let build = move || ExactModel::with_arithmetic(&checkpoint, &arithmetic);
         let computing = trainer.computing.clone();

@@ -136,14 +136,19 @@ pub fn to_f32(name: &str, data: &TensorData) -> Result<Vec<f32>, Error> {
 
 /// `values` as a tensor with the shape and dtype of `like`, rounded to nearest, ties to even.
 pub fn to_dtype_of(name: &str, like: &TensorData, values: &[f32]) -> Result<TensorData, Error> {
+    to_dtype(name, (like.dtype, &like.shape), values)
+}
+
+/// The same with a dtype and a shape.
+pub fn to_dtype(name: &str, (dtype, shape): (Dtype, &[usize]), values: &[f32]) -> Result<TensorData, Error> {
     let error = |why: String| Error::Tensor { name: name.into(), why };
-    let bytes = match like.dtype {
+    let bytes = match dtype {
         Dtype::BF16 => to_bytes(values, |v| bf16::from_f32(v).to_le_bytes()),
         Dtype::F16 => to_bytes(values, |v| f16::from_f32(v).to_le_bytes()),
         Dtype::F32 => to_bytes(values, f32::to_le_bytes),
         other => return Err(error(format!("cannot be published as {other:?}"))),
     };
-    TensorData::new(like.dtype, like.shape.clone(), bytes).map_err(|wrong| error(wrong.to_string()))
+    TensorData::new(dtype, shape.to_vec(), bytes).map_err(|wrong| error(wrong.to_string()))
 }
 
 fn to_bytes<const W: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; W]) -> Bytes {

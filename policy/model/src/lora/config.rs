@@ -58,6 +58,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The largest rank of a module.
+    pub fn rank_max(&self) -> usize {
+        self.rank_pattern.values().copied().fold(self.r, usize::max)
+    }
+
     /// Checks the values. The error names the field.
     pub fn check(&self) -> Result<(), String> {
         let alpha = |value: f64| value.is_finite() && value > 0.0;

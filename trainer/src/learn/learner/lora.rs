@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::manifest::Parent;
 use autograd::Parameters;
-use model::lora::{Adapter, Config, merged_shared};
+use model::lora::{Adapter, Config, merged};
 use runs::publish::run_state;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Lora {
         config: &Config,
         seed: u64,
     ) -> anyhow::Result<(Self, Parameters)> {
-        let base = merged_shared(version).context("merge the base")?;
+        let base = merged(version).context("merge the base")?;
         let identity = run_state::Lora {
             base: serial,
             base_root: base.root(),
@@ -56,7 +56,7 @@ impl Lora {
 
     /// The adapter of a run state, with factors of the right shapes.
     pub fn from_identity(version: &Arc<Checkpoint>, identity: run_state::Lora) -> anyhow::Result<(Self, Parameters)> {
-        let base = merged_shared(version).context("merge the base")?;
+        let base = merged(version).context("merge the base")?;
         ensure!(
             base.root() == identity.base_root,
             "version {} does not have the weights that the adapter was trained on",
