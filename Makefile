@@ -24,8 +24,12 @@ help: ## show this
 
 # --- the two commands ---
 
-up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB); CANARY=1 moves champion by canaries alone (demo/canary.toml)
-	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(SPRINGTIDE) --config demo/$(if $(CANARY),canary,completion).toml up --demo $(if $(ARGS),-- $(ARGS))
+# The learner trains an adapter, at ten times the rate, and one vLLM serves all arms.
+ADAPTED := SPRINGTIDE__STACK__VLLM__ADAPTERS=true SPRINGTIDE__TRAINER__REALTIME__LORA='{r=8,lora_alpha=16}' \
+	SPRINGTIDE__TRAINER__REALTIME__STEP__OPTIMISER__LEARNING_RATE=0.001
+
+up: check-path build $(if $(filter vllm,$(ENGINE)),vllm) ## install what is missing, build, start the stack, run the demo, serve until Ctrl-C; ENGINE=vllm answers with vLLM (downloads 3 GB), with ADAPTERS=1 from one server; CANARY=1 moves champion by canaries alone (demo/canary.toml)
+	$(if $(filter vllm,$(ENGINE)),SPRINGTIDE__STACK__VLLM__PROGRAM=$(VLLM)) $(if $(ADAPTERS),$(ADAPTED)) $(SPRINGTIDE) --config demo/$(if $(CANARY),canary,completion).toml up --demo $(if $(ARGS),-- $(ARGS))
 
 test: ## what CI runs: format, lints, floor plan, licenses of crates, all tests, with a real Postgres and Kafka; then where the time went
 	@rm -f $(TIMES)

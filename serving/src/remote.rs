@@ -16,6 +16,7 @@
 //! | `vllm`, `sglang`, `openai` | the kinds of engines |
 //! | `protocol` | what all of them share |
 //! | `completions` | token ids through `/v1/completions`, which several kinds have |
+//! | `routed` | the experts that a model used |
 //! | `http` | commands, and answers as server-sent events |
 
 mod client;
@@ -27,6 +28,7 @@ pub(crate) mod placement;
 mod pool;
 mod probe;
 mod protocol;
+mod routed;
 mod sequence;
 mod sglang;
 mod update;

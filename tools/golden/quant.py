@@ -2,19 +2,24 @@
 
 Run by tools/golden.sh. Writes policy/artifact/tests/golden/quantised.json: matrices with their codes
 and scales, as the hexadecimal bytes of a checkpoint. torch rounds to float8_e4m3fn. compressed-tensors
-chooses the bf16 scales of int4, rounds and packs. Blocks whose largest magnitude is below 2^-100 are
+chooses the bf16 scales of int4 and the scales of nvfp4, rounds and packs. Blocks whose largest magnitude is below 2^-100 are
 left out: our specs give them scale 1, the libraries other scales.
 """
 import json
 import sys
 
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import quantize
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
 INT4 = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
+
+NVFP4 = QuantizationArgs(
+    num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16, scale_dtype=torch.float8_e4m3fn
+)
 
 
 def fp8(weights):
@@ -36,6 +41,15 @@ def int4(weights):
     scales = scales.to(torch.bfloat16)
     codes = quantize(weights.float(), scales.float(), torch.zeros_like(scales, dtype=torch.int8), INT4, dtype=torch.int8)
     return pack_to_int32(codes, 4), scales
+
+
+def nvfp4(weights):
+    weights = weights.float()
+    common = generate_gparam(weights.amin(), weights.amax())
+    groups = weights.unflatten(1, (-1, 16))
+    scales, zeros = calculate_qparams(groups.amin(-1), groups.amax(-1), NVFP4, global_scale=common)
+    codes = quantize(weights, scales, zeros, NVFP4, global_scale=common)
+    return pack_fp4_to_uint8(codes), scales.to(torch.float8_e4m3fn)
 
 
 def matrix(rows, columns, dtype, seed):
@@ -60,7 +74,7 @@ def main(path):
     for seed, (rows, columns, dtype) in enumerate([(5, 96, "BF16"), (3, 160, "F32"), (131, 32, "BF16"), (2, 256, "BF16"), (4, 64, "F32")]):
         weights = matrix(rows, columns, dtypes[dtype], seed)
         case = {"dtype": dtype, "rows": rows, "columns": columns, "weights": text(weights)}
-        for spec, make in [("fp8-e4m3-b128.1", fp8), ("int4-sym-g32.1", int4)]:
+        for spec, make in [("fp8-e4m3-b128.1", fp8), ("int4-sym-g32.1", int4), ("nvfp4-e4m3-g16.1", nvfp4)]:
             codes, scales = make(weights)
             case[spec] = {"codes": text(codes), "scales": text(scales)}
         cases.append(case)

@@ -421,12 +421,15 @@ impl Loader {
                 return Ok((version, Hosted { stage, pause }));
             }
             Host::Remote { updater } => {
-                let (vocab, context) = declared(checkpoint)?;
+                let Declared {
+                    vocab,
+                    context,
+                    experts,
+                } = declared(checkpoint)?;
                 Shape {
                     context: updater.context().await?.min(context),
                     vocab,
-                    // engines elsewhere do not report them
-                    experts: None,
+                    experts,
                 }
             }
             Host::Folders(folders) => {
@@ -515,15 +518,29 @@ fn text_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&String, &Bytes)
     files.filter(|(name, _)| *name != adapter::CONFIG)
 }
 
-/// What a gateway needs of a `config.json`: the size of the vocabulary, and the longest context. The
-/// engine knows the architecture, so any will do.
-fn declared(checkpoint: &Checkpoint) -> anyhow::Result<(u32, usize)> {
+/// What a gateway needs of a `config.json`. The engine knows the architecture, so any will do.
+struct Declared {
+    vocab: u32,
+    context: usize,
+    /// Experts per layer.
+    experts: Option<u16>,
+}
+
+/// The names that models have for their number of experts.
+const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+
+fn declared(checkpoint: &Checkpoint) -> anyhow::Result<Declared> {
     let config = checkpoint.files.get("config.json").context("config.json is missing")?;
     let config: Value = serde_json::from_slice(config).context("read config.json")?;
     let vocab = config["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok());
     let context = declared_context(&config).and_then(|context| usize::try_from(context).ok());
     let vocab = vocab.context("config.json has no vocab_size, or it is no number")?;
-    Ok((vocab, context.unwrap_or(usize::MAX)))
+    let experts = EXPERTS.into_iter().find_map(|name| config[name].as_u64());
+    Ok(Declared {
+        vocab,
+        context: context.unwrap_or(usize::MAX),
+        experts: experts.and_then(|count| u16::try_from(count).ok()),
+    })
 }
 
 /// What a model computes with.

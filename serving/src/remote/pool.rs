@@ -236,18 +236,28 @@ impl Pool {
         self.set_vouched(engine, serial.into_iter().collect());
     }
 
-    /// An engine serves these versions from now on, beside each other. `weights`: what it calls its base weights;
-    /// empty: as before.
-    pub(super) fn set_beside(&self, engine: usize, serials: Vec<i64>, weights: &str) {
-        let state = serials
-            .first()
-            .map_or(State::Unproven, |&serial| State::Serving(serial));
-        self.set_state(engine, state, Some(weights).filter(|weights| !weights.is_empty()));
-        self.lock().placement.engines[engine].beside = serials;
+    /// An engine serves this version from now on, beside others. `weights`: what it calls its base weights.
+    pub(super) fn serves_beside(&self, engine: usize, serial: i64, weights: &str) {
+        if self.beside(engine).is_empty() {
+            self.set_state(engine, State::Serving(serial), Some(weights));
+        }
+        self.lock().placement.engines[engine].beside.push(serial);
         self.state_changed();
     }
 
-    /// What [`set_beside`](Self::set_beside) said last, if the engine has answered since.
+    /// It does not any more.
+    pub(super) fn leaves_beside(&self, engine: usize, serial: i64) {
+        let mut beside = self.beside(engine);
+        if !beside.contains(&serial) {
+            return;
+        }
+        beside.retain(|&one| one != serial);
+        let state = beside.first().map_or(State::Unproven, |&other| State::Serving(other));
+        self.set_state(engine, state, None);
+        self.lock().placement.engines[engine].beside = beside;
+    }
+
+    /// The versions that it serves at once; none if it has not answered since.
     pub(super) fn beside(&self, engine: usize) -> Vec<i64> {
         self.lock().placement.engines[engine].beside.clone()
     }

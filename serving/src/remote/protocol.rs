@@ -143,7 +143,6 @@ pub fn token(id: u32, logprob: f32, candidates: Option<usize>, mut top: Vec<(u32
         candidates: candidates
             .and_then(|count| u32::try_from(count).ok())
             .filter(|&count| count > 0),
-        // engines elsewhere do not report experts
         routing: model::router::Routing::default(),
         top,
     }

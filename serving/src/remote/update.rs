@@ -12,7 +12,7 @@ use super::options::Options;
 use super::placement::State;
 use super::pool::Pool;
 use crate::engine::LoadedVersion;
-use adapters::Adapter;
+use adapters::{Adapter, Adding};
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
@@ -87,6 +87,15 @@ struct Ongoing {
     task: AbortOnDropHandle<(Option<Held>, anyhow::Result<Duration>)>,
 }
 
+/// How a task has ended, of which engine or at which place.
+enum End {
+    Change(
+        usize,
+        Result<(Option<Held>, anyhow::Result<Duration>), tokio::task::JoinError>,
+    ),
+    Adding(usize, Result<anyhow::Result<Duration>, tokio::task::JoinError>),
+}
+
 /// The only one that changes engines of a pool.
 pub struct Updater {
     pool: Pool,
@@ -101,6 +110,8 @@ pub struct Updater {
     probe_at: Vec<Instant>,
     /// Per engine, the adapters that it has loaded.
     adapters: Vec<BTreeMap<i64, Adapter>>,
+    /// What goes on for them.
+    adding: Vec<Adding>,
     /// Per engine, when it did not serve a version last.
     refused: Vec<BTreeMap<i64, Instant>>,
 }
@@ -118,6 +129,7 @@ impl Updater {
             changing: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
             adapters: (0..pool.engines()).map(|_| BTreeMap::new()).collect(),
+            adding: Vec::new(),
             refused: vec![BTreeMap::new(); pool.engines()],
             pool,
             options: Arc::new(options),
@@ -158,7 +170,9 @@ impl Updater {
 
     /// Whether a change to the version goes on, or nobody has seen yet how it ended.
     pub fn gets(&self, serial: i64) -> bool {
-        self.changing.iter().flatten().any(|ongoing| ongoing.serial == serial)
+        let mut changing = self.changing.iter().flatten().map(|ongoing| ongoing.serial);
+        let mut adding = self.adding.iter().map(|adding| adding.serial);
+        changing.any(|one| one == serial) || adding.any(|one| one == serial)
     }
 
     /// Has an engine serve the version, if none does, and waits for it. `kept`: serials of other versions that
@@ -202,7 +216,10 @@ impl Updater {
                 return Ok(None);
             }
         }
-        if self.adapt_anywhere(version, weights).await? || self.recognize_anywhere(version, kept).await? {
+        if let Some(engine) = self.adapt_anywhere(version, weights)? {
+            return Ok(Some(engine));
+        }
+        if self.recognize_anywhere(version, kept).await? {
             return Ok(None);
         }
         let place = self.pool.placement(|engines| engines.place(kept, Instant::now()));
@@ -311,14 +328,26 @@ impl Updater {
         let ongoing = self.changing.iter_mut().enumerate();
         let ongoing = ongoing.filter_map(|(engine, ongoing)| {
             let Ongoing { serial, task } = ongoing.as_mut()?;
-            Some(task.map(move |ended| (engine, *serial, ended)))
+            Some(
+                task.map(move |ended| (*serial, End::Change(engine, ended)))
+                    .left_future(),
+            )
         });
-        let ongoing: Vec<_> = ongoing.collect();
+        let adding = self.adding.iter_mut().enumerate();
+        let adding = adding.map(|(place, Adding { serial, task, .. })| {
+            task.map(move |ended| (*serial, End::Adding(place, ended)))
+                .right_future()
+        });
+        let ongoing: Vec<_> = ongoing.chain(adding).collect();
         if ongoing.is_empty() {
             return None;
         }
-        let ((engine, serial, ended), ..) = futures::future::select_all(ongoing).await;
-        Some((serial, self.ended(engine, ended)))
+        let ((serial, ended), ..) = futures::future::select_all(ongoing).await;
+        let ended = match ended {
+            End::Change(engine, ended) => self.ended(engine, ended),
+            End::Adding(place, ended) => self.added(place, ended),
+        };
+        Some((serial, ended))
     }
 
     fn ended(

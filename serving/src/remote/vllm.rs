@@ -10,8 +10,9 @@ use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
 use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::protocol::{cache_salt, parse, token};
+use super::routed;
 use super::update::weights_name;
-use crate::engine::SampleRequest;
+use crate::engine::{SampleRequest, Token};
 use anyhow::{Context, anyhow, ensure};
 use model::sampling::Params;
 use serde::{Deserialize, Serialize};
@@ -293,6 +294,8 @@ struct Choice {
     finish_reason: Option<String>,
     /// Per token, the ids that the filters kept.
     sampling_mask: Option<Vec<Vec<u32>>>,
+    /// With the last event, if the server returns them.
+    routed_experts: Option<String>,
     weight_versions: Option<Vec<VersionOfTokens>>,
 }
 
@@ -359,8 +362,12 @@ fn piece(choice: Choice, ending: Option<Ending>) -> anyhow::Result<Piece> {
         let candidates = masks.next().map(|mask| mask.len());
         Ok(token(id, of.logprob, candidates, top.collect()))
     });
+    let mut tokens: Vec<Token> = tokens.collect::<anyhow::Result<_>>()?;
+    if let (Some(experts), Some(last)) = (choice.routed_experts, tokens.last_mut()) {
+        last.routing = routed::read(&experts).context("read the experts of an answer")?;
+    }
     Ok(Piece {
-        tokens: tokens.collect::<anyhow::Result<_>>()?,
+        tokens,
         ending,
         versions,
     })

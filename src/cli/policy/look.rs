@@ -241,6 +241,9 @@ fn text(manifest: &Manifest, facts: &Value, trained: Vec<(&'static str, String)>
         format!("{}, content hash {}", parent.version, parent.root)
     });
     lines.push(("parent", parent));
+    if let Some(base) = manifest.adapts {
+        lines.push(("adapts", format!("{}, content hash {}", base.version, base.root)));
+    }
     let run = manifest.run.map_or("an external trainer, no run".to_owned(), |run| {
         format!("step {} of run {}, executor {}", run.step, run.run, manifest.fence)
     });

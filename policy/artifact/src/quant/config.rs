@@ -34,6 +34,13 @@ fn quantization(spec: Spec, untouched: &[String]) -> String {
             "{{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": \"dynamic\", \
              \"weight_block_size\": [128, 128], \"modules_to_not_convert\": [{names}]}}"
         ),
+        Spec::Nvfp4 => format!(
+            "{{\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\", \
+             \"quantization_status\": \"compressed\", \"config_groups\": {{\"group_0\": {{\"targets\": [\"Linear\"], \
+             \"weights\": {{\"num_bits\": 4, \"type\": \"float\", \"symmetric\": true, \"strategy\": \"tensor_group\", \
+             \"group_size\": 16, \"dynamic\": false}}, \"input_activations\": null, \"output_activations\": null}}}}, \
+             \"ignore\": [{names}]}}"
+        ),
         Spec::Int4 => format!(
             "{{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \
              \"quantization_status\": \"compressed\", \"config_groups\": {{\"group_0\": {{\"targets\": [\"Linear\"], \

@@ -10,6 +10,7 @@ mod config;
 mod fp8;
 mod int4;
 mod make;
+mod nvfp4;
 mod select;
 mod spec;
 mod weight;

@@ -1,6 +1,6 @@
 //! Which tensors of a version are quantized, and what the copy's are called.
 
-use super::{Spec, fp8, int4};
+use super::{Spec, fp8, int4, nvfp4};
 use crate::checkpoint::Checkpoint;
 use crate::tensor::TensorData;
 use safetensors::Dtype;
@@ -41,6 +41,7 @@ pub(super) fn matrix<'a>(name: &'a str, tensor: &'a TensorData, spec: Spec) -> O
     let fits = match spec {
         Spec::Fp8 => true,
         Spec::Int4 => columns.is_multiple_of(int4::GROUP),
+        Spec::Nvfp4 => columns.is_multiple_of(nvfp4::GROUP),
     };
     (projects && dtype && fits && rows > 0 && columns > 0).then_some(Matrix {
         name,
@@ -88,20 +89,32 @@ impl Matrix<'_> {
                 place("_packed", Dtype::I32, self.rows, self.columns / 8),
                 place("_scale", Dtype::BF16, self.rows, self.columns / int4::GROUP),
             ],
+            Spec::Nvfp4 => [
+                place("_packed", Dtype::U8, self.rows, self.columns / 2),
+                place("_scale", Dtype::F8_E4M3, self.rows, self.columns / nvfp4::GROUP),
+            ],
         }
     }
 
-    /// The shape of the matrix as a tensor, which compressed-tensors needs.
-    pub fn shape_tensor(&self, spec: Spec) -> Option<(String, TensorData)> {
-        let bytes: Vec<u8> = [self.rows, self.columns]
-            .iter()
-            .flat_map(|&dimension| (dimension as u64).to_le_bytes())
-            .collect();
-        let tensor = TensorData {
-            dtype: Dtype::I64,
-            shape: vec![2],
-            bytes: bytes.into(),
+    /// What engines compute as one matrix, which has one common scale: queries, keys and values, or gate and up.
+    pub fn joined(&self) -> &str {
+        let module = self.name.trim_end_matches(".weight");
+        match module.rsplit_once('.') {
+            Some((parent, "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj")) => parent,
+            _ => module,
+        }
+    }
+
+    /// What compressed-tensors needs besides: the shape of the matrix, or the `common` scale.
+    pub fn third_tensor(&self, spec: Spec, common: f32) -> Option<(String, TensorData)> {
+        let dimensions = || [self.rows, self.columns].map(|dimension| (dimension as u64).to_le_bytes());
+        let (suffix, dtype, shape, bytes) = match spec {
+            Spec::Fp8 => return None,
+            Spec::Int4 => ("_shape", Dtype::I64, vec![2], dimensions().concat()),
+            Spec::Nvfp4 => ("_global_scale", Dtype::F32, vec![1], common.to_le_bytes().to_vec()),
         };
-        (spec == Spec::Int4).then(|| (format!("{}_shape", self.name), tensor))
+        let bytes = bytes.into();
+        let tensor = TensorData { dtype, shape, bytes };
+        Some((format!("{}{suffix}", self.name), tensor))
     }
 }

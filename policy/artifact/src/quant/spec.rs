@@ -15,6 +15,9 @@ pub enum Spec {
     /// `int4-sym-g32.1`: 4-bit integers with a bf16 scale for every 32 weights of a row, as
     /// compressed-tensors packs them.
     Int4,
+    /// `nvfp4-e4m3-g16.1`: E2M1 with an E4M3 scale for every 16 weights of a row and an f32 scale for the matrices that
+    /// engines join, as compressed-tensors packs them.
+    Nvfp4,
 }
 
 /// There is no spec of that name.
@@ -24,13 +27,14 @@ pub struct Unknown(String);
 
 impl Spec {
     /// Every spec.
-    pub const ALL: [Spec; 2] = [Spec::Fp8, Spec::Int4];
+    pub const ALL: [Spec; 3] = [Spec::Fp8, Spec::Int4, Spec::Nvfp4];
 
     /// The name in manifests and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Spec::Fp8 => "fp8-e4m3-b128.1",
             Spec::Int4 => "int4-sym-g32.1",
+            Spec::Nvfp4 => "nvfp4-e4m3-g16.1",
         }
     }
 }

@@ -120,7 +120,7 @@ fn torch_and_compressed_tensors_make_the_same_codes_and_scales() {
             let bytes = |suffix: &str| hex::encode(&*copy.tensors[&format!("{UP}{suffix}")].bytes);
             let (codes, scales) = match spec {
                 Spec::Fp8 => (bytes(""), bytes("_scale_inv")),
-                Spec::Int4 => (bytes("_packed"), bytes("_scale")),
+                Spec::Int4 | Spec::Nvfp4 => (bytes("_packed"), bytes("_scale")),
             };
             assert_eq!(codes, expected.codes, "{spec} {} × {}", golden.rows, golden.columns);
             assert_eq!(scales, expected.scales, "{spec} {} × {}", golden.rows, golden.columns);
@@ -185,7 +185,7 @@ fn the_bits_of_a_spec_never_change() {
     );
 }
 
-const GOLDEN_ROOTS: [(&str, &str); 2] = [
+const GOLDEN_ROOTS: [(&str, &str); 3] = [
     (
         "fp8-e4m3-b128.1",
         "07964bed59a56c9ceb27893dc4ea71108f0c50ad08bb0f36e8247971dd1e8fe8",
@@ -193,6 +193,10 @@ const GOLDEN_ROOTS: [(&str, &str); 2] = [
     (
         "int4-sym-g32.1",
         "5e599aeef11d8c0f6dd283ce633fd96025b7a73da81920c0d703bee0d989e6e4",
+    ),
+    (
+        "nvfp4-e4m3-g16.1",
+        "8f90d6a296e74caf694a828bf9e4a4ac1dddf55e7ec9c6102597b2e4cdb37485",
     ),
 ];
 
@@ -412,22 +416,39 @@ fn matrices() -> impl Strategy<Value = Checkpoint> {
     })
 }
 
-/// The codes and the scale of a block of weights, as the specs are written in FORMAT.md.
-fn by_the_spec(weights: &[f32], spec: Spec) -> (Vec<u8>, Vec<u8>) {
+/// The codes and the scale of a block of weights, as the specs are written in FORMAT.md. `common`: of nvfp4.
+fn by_the_spec(weights: &[f32], spec: Spec, common: f32) -> (Vec<u8>, Vec<u8>) {
     let counted = weights.iter().map(|w| w.abs()).filter(|&w| w >= 2f32.powi(-100));
     let largest = counted.fold(0f32, f32::max);
     let (scale, bytes) = match spec {
         _ if largest == 0.0 && spec == Spec::Fp8 => (1.0, 1f32.to_le_bytes().to_vec()),
-        _ if largest == 0.0 => (1.0, half::bf16::ONE.to_le_bytes().to_vec()),
+        _ if largest == 0.0 && spec == Spec::Int4 => (1.0, half::bf16::ONE.to_le_bytes().to_vec()),
         Spec::Fp8 => (largest / 448.0, (largest / 448.0).to_le_bytes().to_vec()),
         Spec::Int4 => {
             let scale = half::bf16::from_f32(largest / 7.5);
             (scale.to_f32(), scale.to_le_bytes().to_vec())
         }
+        Spec::Nvfp4 => {
+            let largest = weights.iter().map(|w| w.abs()).fold(0f32, f32::max);
+            let wanted = f64::from(common * (largest / 6.0));
+            // 0 is left out: its place is that of 0.125
+            let nearest = (1..=0x7e_u8).min_by(|&a, &b| {
+                let far = |code: u8| (decoded(code) - wanted).abs();
+                far(a).total_cmp(&far(b)).then((a % 2).cmp(&(b % 2)))
+            });
+            let nearest = nearest.filter(|&code| wanted > decoded(code) / 2.0).unwrap_or(0x20);
+            ((decoded(nearest) as f32) / common, vec![nearest])
+        }
     };
     let codes = weights.iter().map(|w| match spec {
         Spec::Fp8 => fp8::e4m3(w.to_bits(), scale),
         Spec::Int4 => ((w / scale).round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8,
+        Spec::Nvfp4 => {
+            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0_f32];
+            let far = |at: usize| (magnitudes[at] - (w / scale).abs()).abs();
+            let nearest = (0..8).min_by(|&a, &b| far(a).total_cmp(&far(b)).then((a % 2).cmp(&(b % 2))));
+            nearest.unwrap() as u8 | if *w < 0.0 { 8 } else { 0 }
+        }
     });
     (codes.collect(), bytes)
 }
@@ -450,17 +471,22 @@ proptest! {
                 };
                 let (high, wide) = match spec {
                     Spec::Fp8 => (128, 128),
-                    Spec::Int4 if columns % 32 != 0 => {
+                    Spec::Int4 | Spec::Nvfp4 if columns % if spec == Spec::Int4 { 32 } else { 16 } != 0 => {
                         prop_assert_eq!(&copy.tensors[name], matrix);
                         continue;
                     }
                     Spec::Int4 => (1, 32),
+                    Spec::Nvfp4 => (1, 16),
                 };
                 let suffixes = if spec == Spec::Fp8 { ["", "_scale_inv"] } else { ["_packed", "_scale"] };
                 let [codes, scales] = suffixes.map(|suffix| &copy.tensors[&format!("{name}{suffix}")].bytes);
                 let code = |at: usize| match spec {
                     Spec::Fp8 => codes[at],
-                    Spec::Int4 => codes[at / 2] >> (4 * (at % 2)) & 0xf,
+                    Spec::Int4 | Spec::Nvfp4 => codes[at / 2] >> (4 * (at % 2)) & 0xf,
+                };
+                let common = match copy.tensors.get(&format!("{name}_global_scale")) {
+                    None => 1.0,
+                    Some(scale) => f32::from_le_bytes(scale.bytes[..].try_into().unwrap()),
                 };
                 let mut expected_scales = vec![];
                 for top in (0..rows).step_by(high) {
@@ -470,7 +496,7 @@ proptest! {
                         });
                         let cells: Vec<usize> = cells.collect();
                         let weights: Vec<f32> = cells.iter().map(|&at| weight(at)).collect();
-                        let (expected, scale) = by_the_spec(&weights, spec);
+                        let (expected, scale) = by_the_spec(&weights, spec, common);
                         let found: Vec<u8> = cells.iter().map(|&at| code(at)).collect();
                         prop_assert_eq!(found, expected, "{} {}", spec, name);
                         expected_scales.extend(scale);

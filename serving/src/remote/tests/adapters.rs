@@ -40,7 +40,12 @@ async fn one_engine_serves_its_base_and_adapters_beside_each_other() {
     }
     for (version, weights) in &wanted {
         let begun = stand.updater.begin(version, weights, &BTreeSet::new()).await.unwrap();
-        assert_eq!(begun, None, "nothing goes on");
+        assert_eq!(begun, Some(0));
+        assert!(stand.updater.gets(version.serial));
+    }
+    // dropping what waits for them ends none of them
+    while let Ok(Some((_, ended))) = tokio::time::timeout(Duration::from_secs(9), stand.updater.next_end()).await {
+        ended.unwrap();
     }
     for (version, _) in &wanted {
         assert!(stand.updater.serves(version.serial));
@@ -51,11 +56,10 @@ async fn one_engine_serves_its_base_and_adapters_beside_each_other() {
 
     // other weights are no version of this engine
     let (other, checkpoint) = version(9);
-    let refused = stand
-        .updater
-        .begin(&other, &weights(checkpoint), &BTreeSet::new())
-        .await;
-    assert!(refused.unwrap_err().to_string().contains("none of the 1 engines"));
+    let (weights_of, none) = (weights(checkpoint), BTreeSet::new());
+    stand.updater.begin(&other, &weights_of, &none).await.unwrap();
+    let (_, refused) = stand.updater.next_end().await.unwrap();
+    assert!(format!("{:#}", refused.unwrap_err()).contains("log-probabilities"));
     assert!(!stand.updater.serves(9));
 
     // a version that no route and no request holds is unloaded
@@ -79,7 +83,10 @@ async fn a_restarted_engine_gets_its_adapters_again_and_one_with_another_base_no
     let mut stand = stand(folder.path()).await;
     let (one, checkpoint) = adapter(2);
     let wanted = [(one.clone(), weights(checkpoint))];
-    stand.updater.adapt(&wanted).await;
+    while !stand.updater.serves(2) {
+        stand.updater.adapt(&wanted).await;
+        let _ = stand.updater.next_end().await;
+    }
     assert!(finished(&stand.ask(&one, 5).await));
     stand.fakes[0].restart();
     // it answers 404 for the adapter, and is out of traffic until it has it again
@@ -89,7 +96,7 @@ async fn a_restarted_engine_gets_its_adapters_again_and_one_with_another_base_no
     }
     while !stand.updater.serves(2) {
         stand.updater.adapt(&wanted).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        let _ = stand.updater.next_end().await;
     }
     let mut events = Vec::new();
     while let Some(event) = asked.recv().await {
@@ -110,6 +117,7 @@ async fn a_restarted_engine_gets_its_adapters_again_and_one_with_another_base_no
     }
     for _ in 0..3 {
         stand.updater.adapt(&wanted).await;
+        let _ = stand.updater.next_end().await;
         assert!(!stand.updater.serves(2), "the probe shows that the base is another one");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

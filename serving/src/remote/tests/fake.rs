@@ -400,7 +400,9 @@ async fn generate(Extract(fake): Extract<Fake>, headers: HeaderMap, Json(body): 
 async fn load_adapter(Extract(fake): Extract<Fake>, Json(body): Json<Value>) -> StatusCode {
     let adapter = Adapter::read_dir(Path::new(body["lora_path"].as_str().unwrap())).unwrap();
     let mut held = fake.held();
-    let version = held.checkpoint.with_adapter(&adapter.version_of(&held.checkpoint).unwrap());
+    let version = held
+        .checkpoint
+        .with_adapter(&adapter.version_of(&held.checkpoint).unwrap());
     let model = ExactModel::from_checkpoint(&version).unwrap();
     let name = body["lora_name"].as_str().unwrap().to_owned();
     match held.adapters.insert(name, Arc::new(model)) {

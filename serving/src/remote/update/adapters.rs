@@ -4,12 +4,16 @@
 
 use super::{Updater, VersionWeights, change, weights_name};
 use crate::engine::LoadedVersion;
+use crate::remote::options::Options;
 use crate::remote::placement::State;
+use crate::remote::pool::Pool;
 use anyhow::Context;
+use artifact::checkpoint::Checkpoint;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tokio_util::task::AbortOnDropHandle;
 
 /// After a version that an engine did not serve.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
@@ -22,29 +26,39 @@ pub(super) struct Adapter {
     folder: PathBuf,
 }
 
+/// A version that an engine is about to serve.
+pub(super) struct Adding {
+    engine: usize,
+    pub serial: i64,
+    pub task: AbortOnDropHandle<anyhow::Result<Duration>>,
+}
+
 impl Updater {
-    /// Has engines that take adapters serve these versions, and forget those that nobody needs any more.
+    /// Has engines that take adapters begin to serve these versions, and forget those that nobody needs any more.
     pub async fn adapt(&mut self, wanted: &[(Arc<LoadedVersion>, VersionWeights)]) {
         for engine in self.adaptable() {
             self.forget(engine).await;
             for (version, weights) in wanted {
-                self.adds(engine, version, weights).await;
+                self.adds(engine, version, weights);
             }
         }
     }
 
-    /// Whether an engine that takes adapters serves the version, since now.
-    pub(super) async fn adapt_anywhere(
+    /// Has all engines that take adapters begin to serve the version. Returns one of them; `None`: there is none that
+    /// may.
+    pub(super) fn adapt_anywhere(
         &mut self,
         version: &Arc<LoadedVersion>,
         weights: &VersionWeights,
-    ) -> anyhow::Result<bool> {
-        let mut serves = false;
-        for engine in self.adaptable() {
+    ) -> anyhow::Result<Option<usize>> {
+        let engines = self.adaptable();
+        if !engines.is_empty() {
             self.check_provable(version)?;
-            serves |= self.adds(engine, version, weights).await;
         }
-        Ok(serves)
+        let adds = engines
+            .into_iter()
+            .filter(|&engine| self.adds(engine, version, weights));
+        Ok(adds.collect::<Vec<_>>().first().copied())
     }
 
     fn adaptable(&self) -> Vec<usize> {
@@ -54,76 +68,63 @@ impl Updater {
             .collect()
     }
 
-    /// Whether the engine serves the version afterwards.
-    async fn adds(&mut self, engine: usize, version: &Arc<LoadedVersion>, weights: &VersionWeights) -> bool {
+    /// Whether the engine is about to serve the version.
+    fn adds(&mut self, engine: usize, version: &Arc<LoadedVersion>, weights: &VersionWeights) -> bool {
         let serial = version.serial;
-        let answers = matches!(self.pool.state(engine), State::Unproven | State::Serving(_));
-        let mut beside = self.pool.beside(engine);
-        if !answers || beside.contains(&serial) {
-            return answers;
+        if self
+            .adding
+            .iter()
+            .any(|adding| (adding.engine, adding.serial) == (engine, serial))
+        {
+            return true;
         }
+        let answers = matches!(self.pool.state(engine), State::Unproven | State::Serving(_));
         let refused = self.refused[engine].get(&serial);
-        if refused.is_some_and(|at| Instant::now() < *at + RETRY_INTERVAL) {
+        let waits = refused.is_some_and(|at| Instant::now() < *at + RETRY_INTERVAL);
+        if !answers || waits || self.pool.beside(engine).contains(&serial) {
             return false;
         }
-        let started = Instant::now();
-        let url = self.pool.client(engine).url().to_owned();
-        match self.load(engine, version, weights).await {
-            Ok(base) => {
-                let seconds = started.elapsed().as_secs_f64();
-                tracing::info!(
-                    engine = url,
-                    version = serial,
-                    seconds,
-                    "engine serves version beside others"
-                );
-                metrics::histogram!("springtide_remote_adapter_seconds").record(seconds);
-                // it may have failed meanwhile
-                if self.pool.beside(engine) != beside {
-                    return false;
-                }
-                beside.push(serial);
-                self.pool.set_beside(engine, beside, &base);
-                self.refused[engine].remove(&serial);
-                true
-            }
-            Err(error) => {
-                let error = format!("{error:#}");
-                tracing::warn!(engine = url, version = serial, error, "engine does not serve version");
-                self.refused[engine].insert(serial, Instant::now());
-                false
-            }
-        }
-    }
-
-    /// Loads and probes a version. Returns what the engine calls its base weights.
-    async fn load(
-        &mut self,
-        engine: usize,
-        version: &Arc<LoadedVersion>,
-        weights: &VersionWeights,
-    ) -> anyhow::Result<String> {
-        let client = self.pool.client(engine);
-        let base = client.weights_name().await?.context("it does not name its weights")?;
+        let mut folder = None;
         if version.adapts.is_some() {
             let name = weights_name(version);
-            let folder = std::path::absolute(self.options.adapters_dir.join(format!("{name}-{engine}")))?;
-            let (checkpoint, into) = (weights.checkpoint.clone(), folder.clone());
-            let written = tokio::task::spawn_blocking(move || {
-                let adapter = model::lora::Adapter::of_version(&checkpoint)?;
-                anyhow::Ok(adapter.context("the version has no adapter")?.write_dir(&into)?)
-            });
-            written.await.context("the writing thread")??;
-            let loaded = Adapter {
-                name: name.clone(),
+            let dir = self.options.adapters_dir.join(format!("{name}-{engine}"));
+            let adapter = Adapter {
                 version: Arc::downgrade(version),
-                folder: folder.clone(),
+                folder: std::path::absolute(&dir).unwrap_or(dir),
+                name,
             };
-            self.adapters[engine].insert(version.serial, loaded);
-            self.pool.client(engine).load_adapter(&name, &folder).await?;
+            folder = Some(adapter.folder.clone());
+            self.adapters[engine].insert(serial, adapter);
         }
-        change::probe(&self.pool, &self.options, engine, version, &base).await?;
-        Ok(base)
+        let added = add(
+            self.pool.clone(),
+            self.options.clone(),
+            engine,
+            version.clone(),
+            folder.map(|folder| (folder, weights.checkpoint.clone())),
+        );
+        self.adding.push(Adding {
+            engine,
+            serial,
+            task: AbortOnDropHandle::new(tokio::spawn(added)),
+        });
+        true
+    }
+
+    /// After the end of the task at this place.
+    pub(super) fn added(
+        &mut self,
+        place: usize,
+        ended: Result<anyhow::Result<Duration>, tokio::task::JoinError>,
+    ) -> anyhow::Result<Duration> {
+        let Adding { engine, serial, .. } = self.adding.swap_remove(place);
+        let result = ended.context("the task of an adapter").and_then(|result| result);
+        match &result {
+            Ok(_) => self.refused[engine].remove(&serial),
+            Err(_) => self.refused[engine].insert(serial, Instant::now()),
+        };
+        let url = self.pool.client(engine).url();
+        result.with_context(|| format!("have the engine {url} serve version {serial} beside others"))
     }
 
     /// Unloads the adapters that no request needs any more.
@@ -137,11 +138,7 @@ impl Updater {
             let Some(adapter) = self.adapters[engine].remove(&serial) else {
                 continue;
             };
-            let mut beside = self.pool.beside(engine);
-            if beside.contains(&serial) {
-                beside.retain(|&one| one != serial);
-                self.pool.set_beside(engine, beside, "");
-            }
+            self.pool.leaves_beside(engine, serial);
             let client = self.pool.client(engine);
             if let Err(error) = client.unload_adapter(&adapter.name).await {
                 let (engine, error) = (client.url(), format!("{error:#}"));
@@ -150,4 +147,38 @@ impl Updater {
             let _ = fs::remove_dir_all(&adapter.folder);
         }
     }
+}
+
+/// Loads and probes a version. `adapter`: the folder for it, and its weights.
+async fn add(
+    pool: Pool,
+    options: Arc<Options>,
+    engine: usize,
+    version: Arc<LoadedVersion>,
+    adapter: Option<(PathBuf, Arc<Checkpoint>)>,
+) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let client = pool.client(engine);
+    let base = client.weights_name().await?.context("it does not name its weights")?;
+    if let Some((folder, checkpoint)) = adapter {
+        let into = folder.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let adapter = model::lora::Adapter::of_version(&checkpoint)?;
+            anyhow::Ok(adapter.context("the version has no adapter")?.write_dir(&into)?)
+        });
+        written.await.context("the writing thread")??;
+        client.load_adapter(&weights_name(&version), &folder).await?;
+    }
+    let probed = change::probe(&pool, &options, engine, &version, &base).await?;
+    pool.serves_beside(engine, version.serial, &base);
+    let (engine, seconds) = (client.url(), started.elapsed().as_secs_f64());
+    tracing::info!(
+        engine,
+        version = version.serial,
+        seconds,
+        largest_difference = probed.largest_difference,
+        "engine serves version beside others"
+    );
+    metrics::histogram!("springtide_remote_adapter_seconds").record(seconds);
+    Ok(Duration::ZERO)
 }
