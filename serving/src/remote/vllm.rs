@@ -59,8 +59,8 @@ struct SamplingParams {
     detokenize: bool,
 }
 
-/// The body that asks `/inference/v1/generate` for one sequence.
-fn body(request: &SampleRequest, seeds: bool) -> Value {
+/// The body that asks `/inference/v1/generate` for one sequence. `model`: the adapter that samples.
+fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value {
     // without `..`: a new parameter must reach the engine, or it samples from another distribution
     let Params {
         temperature,
@@ -102,16 +102,10 @@ fn body(request: &SampleRequest, seeds: bool) -> Value {
         "stream": true,
         "cache_salt": cache_salt(request),
     });
-    if let Some(adapter) = adapter_of(request) {
-        body["model"] = adapter.into();
+    if let Some(model) = model {
+        body["model"] = model.into();
     }
     body
-}
-
-/// What the server calls the adapter that samples.
-fn adapter_of(request: &SampleRequest) -> Option<String> {
-    let version = &request.version;
-    version.adapts.map(|_| weights_name(version))
 }
 
 impl Vllm {
@@ -248,9 +242,11 @@ impl Vllm {
 
     /// [`Client::generate`](super::client::Client::generate).
     pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
+        let model = self.takes_adapters().then(|| weights_name(&request.version));
+        let model = model.as_deref();
         let known = *self.route.lock().unwrap_or_else(PoisonError::into_inner);
         if known != Some(completions::PATH) {
-            match self.http.sample(GENERATE, &body(request, seeds), weights).await {
+            match self.http.sample(GENERATE, &body(request, model, seeds), weights).await {
                 Ok(events) => {
                     self.set_route(Some(GENERATE));
                     return Ok(Stream::new(events, Reader));
@@ -271,7 +267,7 @@ impl Vllm {
                 Err(error) => return Err(error),
             }
         }
-        let body = completions::body(request, adapter_of(request).as_deref(), seeds);
+        let body = completions::body(request, model, seeds);
         let events = self.http.sample(completions::PATH, &body, weights).await?;
         Ok(Stream::new(events, completions::Reader))
     }

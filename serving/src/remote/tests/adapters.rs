@@ -52,7 +52,7 @@ async fn one_engine_serves_its_base_and_adapters_beside_each_other() {
         assert!(finished(&stand.ask(version, 5).await));
     }
     assert_eq!(stand.fakes[0].updates(), Vec::<&str>::new(), "its base weights stay");
-    assert_eq!(there(&stand, folder.path()).0.len(), 3);
+    assert_eq!(there(&stand, folder.path()).0.len(), 4);
 
     // other weights are no version of this engine
     let (other, checkpoint) = version(9);
@@ -64,13 +64,13 @@ async fn one_engine_serves_its_base_and_adapters_beside_each_other() {
 
     // a version that no route and no request holds is unloaded
     let (retired, _) = wanted.remove(1);
-    stand.updater.adapt(&wanted).await;
-    assert_eq!(there(&stand, folder.path()).0.len(), 3, "it is still needed");
     let name = format!("springtide-{}-{}", retired.serial, retired.root.short());
+    stand.updater.adapt(&wanted).await;
+    assert!(there(&stand, folder.path()).0.contains(&name), "it is still needed");
     drop(retired);
     stand.updater.adapt(&wanted).await;
     let (names, folders) = there(&stand, folder.path());
-    assert!(names.len() == 2 && !names.contains(&name) && folders == 2, "{names:?}");
+    assert!(names.len() == folders && !names.contains(&name), "{names:?}");
     assert!(!stand.updater.serves(2));
     for (version, _) in &wanted {
         assert!(finished(&stand.ask(version, 5).await));

@@ -451,7 +451,8 @@ fn sample(
     event: impl Fn(usize, u32, f32) -> Value + Send + 'static,
 ) -> Response {
     let with = move |held: &Held| match &adapter {
-        None => held.model.clone(),
+        // as vLLM's CPU build does
+        None => held.adapters.values().next().unwrap_or(&held.model).clone(),
         Some(name) => held.adapters[name].clone(),
     };
     let (model, faults) = {

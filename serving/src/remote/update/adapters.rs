@@ -1,6 +1,7 @@
 //! Engines that serve many versions at once: adapters of one base, whose weights stay. Each adapter has a name of its
 //! own and is never replaced, so requests that run keep theirs. It gets requests after its probe, which also shows that
-//! the engine has the right base.
+//! the engine has the right base. The base itself is an adapter that adds nothing: vLLM's CPU build (0.32) computes a
+//! request without adapter with that of another one in its batch.
 
 use super::{Updater, VersionWeights, change, weights_name};
 use crate::engine::LoadedVersion;
@@ -9,6 +10,7 @@ use crate::remote::placement::State;
 use crate::remote::pool::Pool;
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
+use model::lora;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -84,24 +86,21 @@ impl Updater {
         if !answers || waits || self.pool.beside(engine).contains(&serial) {
             return false;
         }
-        let mut folder = None;
-        if version.adapts.is_some() {
-            let name = weights_name(version);
-            let dir = self.options.adapters_dir.join(format!("{name}-{engine}"));
-            let adapter = Adapter {
-                version: Arc::downgrade(version),
-                folder: std::path::absolute(&dir).unwrap_or(dir),
-                name,
-            };
-            folder = Some(adapter.folder.clone());
-            self.adapters[engine].insert(serial, adapter);
-        }
+        let name = weights_name(version);
+        let dir = self.options.adapters_dir.join(format!("{name}-{engine}"));
+        let folder = std::path::absolute(&dir).unwrap_or(dir);
+        let adapter = Adapter {
+            version: Arc::downgrade(version),
+            folder: folder.clone(),
+            name,
+        };
+        self.adapters[engine].insert(serial, adapter);
         let added = add(
             self.pool.clone(),
             self.options.clone(),
             engine,
             version.clone(),
-            folder.map(|folder| (folder, weights.checkpoint.clone())),
+            (folder, weights.checkpoint.clone()),
         );
         self.adding.push(Adding {
             engine,
@@ -149,26 +148,27 @@ impl Updater {
     }
 }
 
-/// Loads and probes a version. `adapter`: the folder for it, and its weights.
+/// Loads and probes a version, whose adapter is put into the folder.
 async fn add(
     pool: Pool,
     options: Arc<Options>,
     engine: usize,
     version: Arc<LoadedVersion>,
-    adapter: Option<(PathBuf, Arc<Checkpoint>)>,
+    (folder, checkpoint): (PathBuf, Arc<Checkpoint>),
 ) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let client = pool.client(engine);
     let base = client.weights_name().await?.context("it does not name its weights")?;
-    if let Some((folder, checkpoint)) = adapter {
-        let into = folder.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let adapter = model::lora::Adapter::of_version(&checkpoint)?;
-            anyhow::Ok(adapter.context("the version has no adapter")?.write_dir(&into)?)
-        });
-        written.await.context("the writing thread")??;
-        client.load_adapter(&weights_name(&version), &folder).await?;
-    }
+    let into = folder.clone();
+    let written = tokio::task::spawn_blocking(move || {
+        let adapter = match lora::Adapter::of_version(&checkpoint)? {
+            Some(adapter) => adapter,
+            None => nothing(&checkpoint)?,
+        };
+        anyhow::Ok(adapter.write_dir(&into)?)
+    });
+    written.await.context("the writing thread")??;
+    client.load_adapter(&weights_name(&version), &folder).await?;
     let probed = change::probe(&pool, &options, engine, &version, &base).await?;
     pool.serves_beside(engine, version.serial, &base);
     let (engine, seconds) = (client.url(), started.elapsed().as_secs_f64());
@@ -181,4 +181,14 @@ async fn add(
     );
     metrics::histogram!("springtide_remote_adapter_seconds").record(seconds);
     Ok(Duration::ZERO)
+}
+
+/// An adapter that adds nothing.
+fn nothing(base: &Checkpoint) -> Result<lora::Adapter, lora::Error> {
+    let config = lora::Config {
+        r: 1,
+        ..lora::Config::default()
+    };
+    // B is zero
+    lora::Adapter::fresh(config, base, 0)
 }
