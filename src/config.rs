@@ -85,7 +85,7 @@ edge::options! {
         /// with AVX512-BF16 and gives other results.
         pub compute: model::exact::Compute = model::exact::Compute::F32,
         /// Quantized copies that every manifest names, for engines that serve them:
-        /// `fp8-e4m3-b128.1`, `int4-sym-g32.1`.
+        /// `fp8-e4m3-b128.1`, `int4-sym-g32.1`, `nvfp4-e4m3-g16.1`.
         #[serde(rename = "quantised")]
         pub quantized: Vec<artifact::quant::Spec> = vec![],
         /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` or `https://` URL

@@ -89,9 +89,14 @@ async fn in_force(
         let serials: BTreeSet<i64> = order.map(|(_, target, _)| target.version).collect();
         let mut versions = Vec::new();
         for serial in serials {
+            let manifest = store.get_manifest(policy, serial, &keys).await?;
+            let base = match manifest.adapts {
+                Some(base) => store.get_manifest(policy, base.version, &keys).await?.tensor_bytes,
+                None => 0,
+            };
             versions.push(InForce {
                 files: store.files(policy, serial, &keys, &["config.json"]).await?,
-                tensor_bytes: store.get_manifest(policy, serial, &keys).await?.tensor_bytes,
+                tensor_bytes: manifest.tensor_bytes + base,
             });
         }
         Ok(versions)

@@ -105,7 +105,7 @@ fn load_version(config: Config) -> demo::LoadVersion {
             let (store, policy) = (policy_store::open(&config)?, &config.policy.name);
             let keys = TrustedKeys::load(&config.keys_dir()).context("load the trusted keys")?;
             let keys = store.trusted(policy, keys).await.context("look for revoked keys")?;
-            let rebuilt = store.materialize(policy, serial, &keys, &[]).await;
+            let rebuilt = store.materialize_model(policy, serial, &keys, &[]).await;
             Ok(rebuilt.with_context(|| format!("rebuild version {serial}"))?.checkpoint)
         })
     }))

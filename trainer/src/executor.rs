@@ -273,7 +273,8 @@ impl<'a> Executor<'a> {
         self.random = self.restore(&checkpoint).await?;
         let restored = self.random.is_some();
         if !restored {
-            let (adapter, head) = (self.adapter().cloned(), self.head);
+            let adapts = self.trainer.publisher.adapted(self.head).await?;
+            let (adapter, head) = (self.adapter().cloned(), (self.head, adapts));
             let fresh = move || match adapter {
                 None => Learner::with_arithmetic(checkpoint, arithmetic),
                 Some(AdapterSetup { config, seed }) => Learner::with_lora(checkpoint, arithmetic, head, &config, seed),

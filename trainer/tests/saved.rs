@@ -186,13 +186,14 @@ fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
     let mut learner = Learner::with_lora(
         Arc::new(base.clone()),
         model::exact::Arithmetic::default(),
-        1,
+        (1, None),
         config,
         7,
     )
     .unwrap();
     train(&mut learner, 2e-3);
-    save(learner.checkpoint(), &shelf);
+    let version = model::lora::merged(learner.checkpoint()).unwrap();
+    save(&version, &shelf);
     base.write_dir(&shelf.root.join("base")).unwrap();
     let record = StepRecord {
         run: Uuid::nil(),
@@ -207,7 +208,7 @@ fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
     let folder = shelf.root.join("adapter");
     adapter.write_dir(&folder).unwrap();
     let merged = Adapter::read_dir(&folder).unwrap().merge(base).unwrap();
-    assert_eq!(merged.root(), learner.checkpoint().root());
+    assert_eq!(merged.root(), version.root());
 }
 
 #[test]

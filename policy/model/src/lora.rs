@@ -102,6 +102,17 @@ impl Adapter {
         Ok(Adapter { config, pairs })
     }
 
+    /// Whether both adapt the same modules with the same ranks and scales.
+    pub fn is_shaped_like(&self, other: &Adapter) -> Result<bool, Error> {
+        let shapes = |adapter: &Adapter| -> Result<BTreeMap<String, (usize, f32)>, Error> {
+            let modules = adapter.pairs.keys();
+            modules
+                .map(|module| Ok((module.clone(), adapter.config.of(module)?)))
+                .collect()
+        };
+        Ok(shapes(self)? == shapes(other)?)
+    }
+
     /// Reads a folder that PEFT saved. Unsupported fields and malformed tensors are errors.
     pub fn read_dir(path: &std::path::Path) -> Result<Self, Error> {
         files::read(path)

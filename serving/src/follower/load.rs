@@ -198,7 +198,13 @@ impl Loader {
         let merged = match &self.host {
             Host::Remote { updater } if updater.gives_weights() => {
                 let checkpoint = checkpoint.clone();
-                let merged = tokio::task::spawn_blocking(move || lora::merged(&checkpoint));
+                let threads = self.store.threads().clone();
+                let merged = tokio::task::spawn_blocking(move || {
+                    let merged = lora::merged(&checkpoint)?;
+                    // engines are told the digests
+                    merged.root_on(&threads);
+                    Ok::<_, lora::Error>(merged)
+                });
                 merged
                     .await
                     .context("the merging thread")?

@@ -236,25 +236,38 @@ impl Pool {
         self.set_vouched(engine, serial.into_iter().collect());
     }
 
-    /// An engine serves this version from now on, beside others. `weights`: what it calls its base weights.
+    /// An engine serves this version from now on, beside others, unless it does not answer. `weights`: what it calls its
+    /// base weights.
     pub(super) fn serves_beside(&self, engine: usize, serial: i64, weights: &str) {
-        if self.beside(engine).is_empty() {
-            self.set_state(engine, State::Serving(serial), Some(weights));
+        let mut work = self.lock();
+        let one = &mut work.placement.engines[engine];
+        if !matches!(one.state, State::Unproven | State::Serving(_)) {
+            return;
         }
-        self.lock().placement.engines[engine].beside.push(serial);
+        one.beside.push(serial);
+        let first = one.beside[0];
+        work.placement.set_state(engine, State::Serving(first), Instant::now());
+        weights.clone_into(&mut work.weights[engine]);
+        drop(work);
         self.state_changed();
     }
 
     /// It does not any more.
     pub(super) fn leaves_beside(&self, engine: usize, serial: i64) {
-        let mut beside = self.beside(engine);
-        if !beside.contains(&serial) {
+        let mut work = self.lock();
+        let one = &mut work.placement.engines[engine];
+        let had = one.beside.len();
+        one.beside.retain(|&other| other != serial);
+        if one.beside.len() == had || !matches!(one.state, State::Serving(_)) {
             return;
         }
-        beside.retain(|&one| one != serial);
-        let state = beside.first().map_or(State::Unproven, |&other| State::Serving(other));
-        self.set_state(engine, state, None);
-        self.lock().placement.engines[engine].beside = beside;
+        let state = one
+            .beside
+            .first()
+            .map_or(State::Unproven, |&other| State::Serving(other));
+        work.placement.set_state(engine, state, Instant::now());
+        drop(work);
+        self.state_changed();
     }
 
     /// The versions that it serves at once; none if it has not answered since.

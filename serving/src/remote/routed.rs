@@ -11,7 +11,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// Of an array: tokens, layers, experts.
 const AXES: usize = 3;
 
-/// Reads the array. The layers are numbered from 0: those without experts are not in it.
+/// Reads the array. It may have the layers without experts too.
 pub fn read(base64: &str) -> anyhow::Result<Routing> {
     let file = BASE64_STANDARD.decode(base64)?;
     let rest = file.strip_prefix(MAGIC).context("it is no NumPy array")?;

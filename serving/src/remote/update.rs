@@ -110,6 +110,8 @@ pub struct Updater {
     probe_at: Vec<Instant>,
     /// Per engine, the adapters that it has loaded.
     adapters: Vec<BTreeMap<i64, Adapter>>,
+    /// Per engine, the version whose adapters it serves.
+    bases: Vec<Option<i64>>,
     /// What goes on for them.
     adding: Vec<Adding>,
     /// Per engine, when it did not serve a version last.
@@ -120,6 +122,8 @@ impl Updater {
     /// Fails if `weights_listen` is taken.
     pub fn new(pool: Pool, options: Options) -> anyhow::Result<Self> {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
+        // an earlier process may have left some
+        let _ = std::fs::remove_dir_all(&options.adapters_dir);
         let workers = takes_weights
             .then(|| Workers::listen(options.weights_listen))
             .transpose()?;
@@ -129,6 +133,7 @@ impl Updater {
             changing: (0..pool.engines()).map(|_| None).collect(),
             probe_at: vec![Instant::now(); pool.engines()],
             adapters: (0..pool.engines()).map(|_| BTreeMap::new()).collect(),
+            bases: vec![None; pool.engines()],
             adding: Vec::new(),
             refused: vec![BTreeMap::new(); pool.engines()],
             pool,
@@ -241,7 +246,9 @@ impl Updater {
             .collect();
         let now = Instant::now();
         self.pool.placement(|engines| {
-            let lacks = |serial| engines.servers(serial) == 0 && engines.promised_to(serial).is_none();
+            let is_added = |serial| self.adding.iter().any(|adding| adding.serial == serial);
+            let lacks =
+                |serial| engines.servers(serial) == 0 && engines.promised_to(serial).is_none() && !is_added(serial);
             let missing = arms.iter().find(|&&serial| lacks(serial));
             let urgent = missing.and_then(|&serial| Some((engines.place(&arms, now)?, serial)));
             let changing = engines

@@ -22,7 +22,8 @@ pub struct Export {
     /// it is merged into its base.
     #[arg(long, conflicts_with = "quantized")]
     adapter: bool,
-    /// Write the manifest's quantized copy of this spec: fp8-e4m3-b128.1 or int4-sym-g32.1.
+    /// Write the manifest's quantized copy of this spec: fp8-e4m3-b128.1, int4-sym-g32.1 or
+    /// nvfp4-e4m3-g16.1.
     #[arg(long, value_name = "SPEC")]
     quantized: Option<Spec>,
     /// Largest size of a shard of the weights, bytes.

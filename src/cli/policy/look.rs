@@ -324,7 +324,7 @@ impl Verify {
         let (policy, keys) = (&place.policy, &place.keys);
         let rebuilt = place
             .store
-            .materialize(policy, serial, keys, &[])
+            .materialize_model(policy, serial, keys, &[])
             .await
             .with_context(|| format!("rebuild version {serial}"))?;
         let manifest = place.manifest(serial).await?;

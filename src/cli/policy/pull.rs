@@ -32,7 +32,7 @@ pub struct Pull {
     /// Another folder that was pulled before, to start from.
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
-    /// Write the manifest's quantized copy of this spec (fp8-e4m3-b128.1 or int4-sym-g32.1), made
+    /// Write the manifest's quantized copy of this spec (fp8-e4m3-b128.1, int4-sym-g32.1, nvfp4-e4m3-g16.1), made
     /// on this machine.
     ///
     /// Deltas do not apply to such a folder. For later pulls, name one without --quantized as

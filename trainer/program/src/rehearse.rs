@@ -60,7 +60,7 @@ impl Rehearsed {
     ) -> anyhow::Result<Self> {
         let learner = match &settings.lora {
             None => Learner::with_arithmetic(base, arithmetic),
-            Some(lora) => Learner::with_lora(base, arithmetic, 1, lora, args.seed),
+            Some(lora) => Learner::with_lora(base, arithmetic, (1, None), lora, args.seed),
         };
         Ok(Self {
             learner: learner?,

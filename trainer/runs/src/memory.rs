@@ -148,7 +148,11 @@ pub async fn size_of(store: &Store, policy: &str, serial: i64, keys: TrustedKeys
     let keys = store.trusted(policy, keys).await?;
     let manifest = store.get_manifest(policy, serial, &keys).await?;
     let files = store.files(policy, serial, &keys, &["config.json"]).await?;
-    Ok(Size::of_files(&files.files, manifest.tensor_bytes)?)
+    let mut tensor_bytes = manifest.tensor_bytes;
+    if let Some(base) = manifest.adapts {
+        tensor_bytes += store.get_manifest(policy, base.version, &keys).await?.tensor_bytes;
+    }
+    Ok(Size::of_files(&files.files, tensor_bytes)?)
 }
 
 #[cfg(test)]

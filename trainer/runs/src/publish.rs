@@ -270,7 +270,7 @@ impl Publisher {
     }
 
     /// What a version adapts.
-    async fn adapted(&self, version: i64) -> Result<Option<Parent>, Error> {
+    pub async fn adapted(&self, version: i64) -> Result<Option<Parent>, Error> {
         let trusted = self.trusted().await?;
         Ok(self.store.get_manifest(&self.policy, version, &trusted).await?.adapts)
     }

@@ -185,15 +185,15 @@ impl Learner {
         Self::build(checkpoint, arithmetic, None)
     }
 
-    /// Starts a new adapter of version `serial`, whose own weights stay as they are.
+    /// Starts an adapter of version `head`, whose own weights stay as they are: its serial, and what it adapts.
     pub fn with_lora(
         checkpoint: Arc<Checkpoint>,
         arithmetic: Arithmetic,
-        serial: i64,
+        head: (i64, Option<Parent>),
         config: &model::lora::Config,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let (lora, factors) = Lora::fresh(&checkpoint, serial, config, seed)?;
+        let (lora, factors) = Lora::fresh(&checkpoint, head, config, seed)?;
         Self::build(checkpoint, arithmetic, Some((lora, factors)))
     }
 

@@ -96,11 +96,15 @@ impl Matrix<'_> {
         }
     }
 
-    /// What engines compute as one matrix, which has one common scale: queries, keys and values, or gate and up.
+    /// What engines compute as one matrix, which has one common scale: queries, keys and values, the first projections
+    /// of latent attention, or gate and up.
     pub fn joined(&self) -> &str {
         let module = self.name.trim_end_matches(".weight");
         match module.rsplit_once('.') {
-            Some((parent, "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj")) => parent,
+            Some((
+                parent,
+                "q_proj" | "k_proj" | "v_proj" | "q_a_proj" | "kv_a_proj_with_mqa" | "gate_proj" | "up_proj",
+            )) => parent,
             _ => module,
         }
     }

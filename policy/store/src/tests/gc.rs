@@ -310,6 +310,58 @@ pub(super) async fn gc_keeps_live_versions(f: Fixture) {
 }
 
 #[tokio::test]
+async fn the_base_of_an_adapter_stays_and_both_are_restored_together() {
+    let f = fixture();
+    let versions = f.chain(3, 1).await;
+    let base = &versions[1].1;
+    let adapter = |number: u8| {
+        let factor = artifact::tensor::TensorData::new(safetensors::Dtype::U8, vec![2], vec![number, 1]).unwrap();
+        let mut files = base.files.clone();
+        files.insert(artifact::adapter::CONFIG.into(), Bytes::from_static(b"{}"));
+        Arc::new(Checkpoint {
+            tensors: [(format!("{}a.lora_A.weight", artifact::adapter::PREFIX), factor)].into(),
+            files,
+        })
+    };
+    let factors = adapter(7);
+    let object = f.store.put_object(POLICY, &factors.to_bytes().unwrap()).await.unwrap();
+    let manifest = Manifest {
+        version: 4,
+        root: factors.root(),
+        line: "tuned".into(),
+        tensor_bytes: factors.tensor_bytes(),
+        delta: None,
+        checkpoint: Some(object),
+        adapts: versions[2].0.parent,
+        ..versions[2].0.clone()
+    };
+    f.store.put_manifest(&manifest, &f.key).await.unwrap();
+    f.age();
+    let retention = Retention {
+        versions: BTreeSet::from([4]),
+        ..retention(1)
+    };
+    let none = || async { Ok(BTreeSet::from([4])) };
+    let report = f
+        .store
+        .collect_garbage(POLICY, &f.trusted(), &retention, false, none)
+        .await
+        .unwrap();
+    assert!(
+        report.live.contains(&2) && !report.live.contains(&1),
+        "{:?}",
+        report.live
+    );
+    let restored = f.store.materialize_model(POLICY, 4, &f.trusted(), &[]).await.unwrap();
+    assert_eq!(*restored.checkpoint, base.with_adapter(&factors));
+    assert_eq!(restored.root, factors.root());
+    // what a replica holds saves the base
+    let held = [(4, restored.checkpoint.clone())];
+    let again = f.store.materialize_model(POLICY, 4, &f.trusted(), &held).await.unwrap();
+    assert_eq!((again.bytes_fetched, &again.checkpoint), (0, &restored.checkpoint));
+}
+
+#[tokio::test]
 async fn versions_of_the_retained_assignments_stay_live() {
     let (f, versions) = scene().await;
     let versions_named = || async { Ok(BTreeSet::from([21])) };

@@ -57,9 +57,8 @@ async fn one_engine_serves_its_base_and_adapters_beside_each_other() {
     // other weights are no version of this engine
     let (other, checkpoint) = version(9);
     let (weights_of, none) = (weights(checkpoint), BTreeSet::new());
-    stand.updater.begin(&other, &weights_of, &none).await.unwrap();
-    let (_, refused) = stand.updater.next_end().await.unwrap();
-    assert!(format!("{:#}", refused.unwrap_err()).contains("log-probabilities"));
+    let refused = stand.updater.begin(&other, &weights_of, &none).await.unwrap_err();
+    assert!(refused.to_string().contains("none of the 1 engines"), "{refused:#}");
     assert!(!stand.updater.serves(9));
 
     // a version that no route and no request holds is unloaded

@@ -32,6 +32,8 @@ pub(super) struct Adapter {
 pub(super) struct Adding {
     engine: usize,
     pub serial: i64,
+    /// What it adapts, or itself.
+    base: i64,
     pub task: AbortOnDropHandle<anyhow::Result<Duration>>,
 }
 
@@ -39,6 +41,12 @@ impl Updater {
     /// Has engines that take adapters begin to serve these versions, and forget those that nobody needs any more.
     pub async fn adapt(&mut self, wanted: &[(Arc<LoadedVersion>, VersionWeights)]) {
         for engine in self.adaptable() {
+            for (version, _) in wanted {
+                // it may have been loaded again since
+                if let Some(adapter) = self.adapters[engine].get_mut(&version.serial) {
+                    adapter.version = Arc::downgrade(version);
+                }
+            }
             self.forget(engine).await;
             for (version, weights) in wanted {
                 self.adds(engine, version, weights);
@@ -80,10 +88,17 @@ impl Updater {
         {
             return true;
         }
-        let answers = matches!(self.pool.state(engine), State::Unproven | State::Serving(_));
+        let beside = self.pool.beside(engine);
+        let base = version.adapts.unwrap_or(serial);
+        if beside.is_empty() {
+            self.bases[engine] = None;
+        }
+        // it would fail its probe
+        let fits = self.bases[engine].is_none_or(|known| known == base);
+        let answers = fits && matches!(self.pool.state(engine), State::Unproven | State::Serving(_));
         let refused = self.refused[engine].get(&serial);
         let waits = refused.is_some_and(|at| Instant::now() < *at + RETRY_INTERVAL);
-        if !answers || waits || self.pool.beside(engine).contains(&serial) {
+        if !answers || waits || beside.contains(&serial) {
             return false;
         }
         let name = weights_name(version);
@@ -105,6 +120,7 @@ impl Updater {
         self.adding.push(Adding {
             engine,
             serial,
+            base,
             task: AbortOnDropHandle::new(tokio::spawn(added)),
         });
         true
@@ -116,12 +132,19 @@ impl Updater {
         place: usize,
         ended: Result<anyhow::Result<Duration>, tokio::task::JoinError>,
     ) -> anyhow::Result<Duration> {
-        let Adding { engine, serial, .. } = self.adding.swap_remove(place);
+        let Adding {
+            engine, serial, base, ..
+        } = self.adding.swap_remove(place);
         let result = ended.context("the task of an adapter").and_then(|result| result);
         match &result {
-            Ok(_) => self.refused[engine].remove(&serial),
-            Err(_) => self.refused[engine].insert(serial, Instant::now()),
-        };
+            Ok(_) => {
+                self.bases[engine] = Some(base);
+                self.refused[engine].remove(&serial);
+            }
+            Err(_) => {
+                self.refused[engine].insert(serial, Instant::now());
+            }
+        }
         let url = self.pool.client(engine).url();
         result.with_context(|| format!("have the engine {url} serve version {serial} beside others"))
     }

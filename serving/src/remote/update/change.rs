@@ -137,7 +137,8 @@ impl Change {
     /// others, it gets no traffic until it has loaded all weights. Else only people can help, and they are told.
     fn prove(&self, begins: Instant, is_patched: bool) -> Arc<OfBytes> {
         let (pool, engine, serial) = (self.pool.clone(), self.engine, self.version.serial);
-        let (workers, root, checkpoint) = (self.workers.clone(), self.version.root, self.checkpoint.clone());
+        let (workers, checkpoint) = (self.workers.clone(), self.checkpoint.clone());
+        let root = checkpoint.root();
         let limit = self.weights_limit().saturating_mul(PROOF_TIMES);
         let proof = Arc::new(OfBytes::new(begins));
         let of = Arc::downgrade(&proof);
@@ -202,7 +203,7 @@ impl Change {
     fn held(&self, version: Weak<LoadedVersion>) -> Held {
         Held {
             name: self.name.clone(),
-            root: self.version.root,
+            root: self.checkpoint.root(),
             checkpoint: self.checkpoint.clone(),
             version,
             proof: Arc::new(OfBytes::new(Instant::now())),
@@ -258,7 +259,7 @@ impl Change {
         let (from, weights) = (held.root.to_string(), contents.weights());
         let asked = self
             .workers
-            .ask(Some(contents), self.version.root, self.checkpoint.clone());
+            .ask(Some(contents), self.checkpoint.root(), self.checkpoint.clone());
         let client = self.pool.client(self.engine);
         let is_staged = client.stage(&asked.url, &from, &asked.to()).await?;
         if is_staged {
@@ -360,7 +361,7 @@ impl Change {
                 }
             }
         }
-        let asked = self.workers.ask(None, self.version.root, self.checkpoint.clone());
+        let asked = self.workers.ask(None, self.checkpoint.root(), self.checkpoint.clone());
         // whatever still runs may have been sampled with wrong weights
         self.give(&asked, None, InFlight::Drain).await?;
         self.staged(&asked).await?;

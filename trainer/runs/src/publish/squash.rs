@@ -62,7 +62,9 @@ impl<'a> Squasher<'a> {
                 let (ends, steps) = ((&path[from], &path[to]), &path[to..from]);
                 let (from, to) = (ends.0.version, ends.1.version);
                 let sharded = steps.iter().any(|manifest| !manifest.delta_shards.is_empty());
-                if self.skipped.contains(&(from, to)) || sharded && self.skip_sharded {
+                // from or to an adapter
+                let changes_kind = steps.iter().any(|manifest| manifest.delta.is_none());
+                if changes_kind || self.skipped.contains(&(from, to)) || sharded && self.skip_sharded {
                     continue;
                 }
                 let outcome = self

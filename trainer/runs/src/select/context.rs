@@ -208,10 +208,18 @@ fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Opti
         .filter(|(_, routes)| **routes)
         .map(|(layer, _)| layer)
         .collect();
-    let per_layer = usize::from(logged.per_layer);
+    let (per_layer, of_logged) = (usize::from(logged.per_layer), usize::from(logged.layers));
+    // engines elsewhere may log the layers without experts too
+    let place = |nth: usize| {
+        if of_logged == layers.len() {
+            nth
+        } else {
+            layers[nth] as usize
+        }
+    };
     let fits = logged.first == 0
         && logged.tokens() >= tokens
-        && usize::from(logged.layers) == layers.len()
+        && (of_logged == layers.len() || of_logged == experts.layers.len())
         && i64::from(logged.per_layer) == experts.per_token
         && i64::from(logged.experts) == experts.count;
     if !fits {
@@ -220,8 +228,8 @@ fn routing(logged: &Experts, tokens: usize, limits: &ModelLimits) -> Result<Opti
     let mut routing = Routing::default();
     for (at, layer) in layers.iter().enumerate() {
         let mut ids = Vec::with_capacity(tokens * per_layer);
-        for token in logged.ids.chunks_exact(layers.len() * per_layer).take(tokens) {
-            let mut of_layer: Vec<u32> = token[at * per_layer..][..per_layer]
+        for token in logged.ids.chunks_exact(of_logged * per_layer).take(tokens) {
+            let mut of_layer: Vec<u32> = token[place(at) * per_layer..][..per_layer]
                 .iter()
                 .map(|&id| u32::from(id))
                 .collect();

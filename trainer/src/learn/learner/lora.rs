@@ -38,13 +38,29 @@ struct Module {
 }
 
 impl Lora {
-    /// A new adapter of version `serial`, and its initial factors. If that version is an adapter itself, it is merged.
+    /// The adapter of version `serial`, which `adapts` another one, if it has these settings; else a new one, for which
+    /// the version is merged if it is an adapter itself. Also its initial factors.
     pub fn fresh(
         version: &Arc<Checkpoint>,
-        serial: i64,
+        (serial, adapts): (i64, Option<Parent>),
         config: &Config,
         seed: u64,
     ) -> anyhow::Result<(Self, Parameters)> {
+        if let (Some(adapter), Some(of)) = (Adapter::of_version(version)?, adapts) {
+            let base = Arc::new(version.base());
+            let new = Adapter::fresh(config.clone(), &base, seed).context("start an adapter")?;
+            if new.is_shaped_like(&adapter)? {
+                let identity = run_state::Lora {
+                    base: of.version,
+                    base_root: of.root,
+                    config: config.clone(),
+                };
+                let (lora, _) = Self::new(base, true, identity, seed)?;
+                let factors = adapter.to_tensors().into_iter();
+                let factors = factors.map(|(name, data)| Ok((name, tensor(&data)?)));
+                return Ok((lora, factors.collect::<anyhow::Result<_>>()?));
+            }
+        }
         let base = merged(version).context("merge the base")?;
         let identity = run_state::Lora {
             base: serial,

@@ -1,6 +1,7 @@
 //! Adapters: which weights are trained, and that exactness holds.
 
 use super::*;
+use artifact::manifest::Parent;
 use model::lora::{Adapter, Config, Targets};
 
 const SERIAL: i64 = 5;
@@ -23,7 +24,7 @@ const ADAPTED: [&str; 3] = [
 
 fn adapting(seed: u64) -> Learner {
     let base = Arc::new(random_checkpoint(&tiny(), seed));
-    Learner::with_lora(base, Arithmetic::default(), SERIAL, &config(), seed).unwrap()
+    Learner::with_lora(base, Arithmetic::default(), (SERIAL, None), &config(), seed).unwrap()
 }
 
 fn fast() -> StepSettings {
@@ -68,8 +69,8 @@ fn a_step_of_an_adapter_raises_rewarded_tokens_and_changes_only_adapted_matrices
         learner.accept();
     }
     assert!(gain(&learner) > before + 0.1, "{before} to {}", gain(&learner));
-    let changed: Vec<&str> = learner
-        .checkpoint()
+    let merged = model::lora::merged(learner.checkpoint()).unwrap();
+    let changed: Vec<&str> = merged
         .tensors
         .iter()
         .filter(|(name, tensor)| base.tensors[*name] != **tensor)
@@ -92,7 +93,35 @@ fn an_adapter_saved_and_merged_into_its_base_equals_the_version() {
     let folder = tempfile::tempdir().unwrap();
     run_state.adapter().unwrap().unwrap().write_dir(folder.path()).unwrap();
     let merged = Adapter::read_dir(folder.path()).unwrap().merge(&base).unwrap();
-    assert_eq!(merged.root(), learner.checkpoint().root());
+    assert_eq!(merged.root(), model::lora::merged(learner.checkpoint()).unwrap().root());
+}
+
+#[test]
+fn without_a_run_state_an_adapter_goes_on_from_the_factors_of_its_version() {
+    let mut learner = adapting(26);
+    let base = Arc::clone(learner.checkpoint());
+    step(&mut learner);
+    learner.accept();
+    let head = Arc::clone(learner.checkpoint());
+    let of = Parent {
+        version: SERIAL,
+        root: base.root(),
+    };
+    let from = |config: &Config| {
+        let head = Arc::clone(&head);
+        Learner::with_lora(head, Arithmetic::default(), (SERIAL + 1, Some(of)), config, 99).unwrap()
+    };
+    let mut again = from(&config());
+    let proposal = step(&mut again);
+    assert_eq!(proposal.adapts, Some(of));
+    assert_eq!(again.run_state(record(), 0).lora.unwrap().base, SERIAL);
+    let settings = Config {
+        r: config().r + 1,
+        ..config()
+    };
+    // other settings: the head is merged, and its versions have all weights
+    let mut other = from(&settings);
+    assert_eq!(step(&mut other).adapts, None);
 }
 
 #[test]
@@ -205,7 +234,7 @@ fn an_unknown_target_module_is_refused_and_the_error_lists_the_known_ones() {
         ..Config::default()
     };
     let base = Arc::new(random_checkpoint(&tiny(), 1));
-    let error = Learner::with_lora(base, Arithmetic::default(), SERIAL, &nowhere, 1)
+    let error = Learner::with_lora(base, Arithmetic::default(), (SERIAL, None), &nowhere, 1)
         .unwrap_err()
         .to_string();
     assert!(error.contains("c_attn") && error.contains("q_proj"), "{error}");

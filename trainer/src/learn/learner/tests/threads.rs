@@ -66,5 +66,5 @@ fn steps_of_an_adapter_have_the_same_bits_on_one_two_and_four_threads() {
         r: 4,
         ..model::lora::Config::default()
     };
-    compare(|arithmetic| Learner::with_lora(Arc::clone(&base), arithmetic, 1, &config, 7).unwrap());
+    compare(|arithmetic| Learner::with_lora(Arc::clone(&base), arithmetic, (1, None), &config, 7).unwrap());
 }
