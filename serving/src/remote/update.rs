@@ -122,8 +122,10 @@ impl Updater {
     /// Fails if `weights_listen` is taken.
     pub fn new(pool: Pool, options: Options) -> anyhow::Result<Self> {
         let takes_weights = (0..pool.engines()).any(|engine| pool.client(engine).takes_weights());
-        // an earlier process may have left some
-        let _ = std::fs::remove_dir_all(&options.adapters_dir);
+        if (0..pool.engines()).any(|engine| pool.client(engine).takes_adapters()) {
+            // an earlier process may have left some
+            let _ = std::fs::remove_dir_all(&options.adapters_dir);
+        }
         let workers = takes_weights
             .then(|| Workers::listen(options.weights_listen))
             .transpose()?;
