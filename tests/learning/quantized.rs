@@ -105,7 +105,10 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
     }
 
     let known: Value = json(&stack, &["inspect", &serial, "--json"], false).await;
-    assert_eq!(known["manifest"]["quantised"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        known["manifest"]["quantised"].as_array().unwrap().len(),
+        Spec::ALL.len()
+    );
     let (success, stdout, stderr) = policy(&stack, &["inspect", &serial], false).await;
     assert!(
         success && stdout.contains("int4-sym-g32.1, content hash "),
@@ -113,7 +116,7 @@ async fn an_exported_copy_is_the_one_that_its_manifest_names() {
     );
     let (success, stdout, stderr) = policy(&stack, &["verify", &serial, "--quantized"], false).await;
     assert!(
-        success && stdout.matches("of the manifest").count() == 2,
+        success && stdout.matches("of the manifest").count() == Spec::ALL.len(),
         "{stdout}{stderr}"
     );
     let (success, stdout, stderr) = policy(&stack, &["verify", &base.to_string(), "--quantized"], false).await;
