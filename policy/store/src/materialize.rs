@@ -95,21 +95,15 @@ impl Store {
         keys: &TrustedKeys,
         held: &[(i64, Arc<Checkpoint>)],
     ) -> Result<Materialized, Error> {
+        let (adapters, mut whole): (Vec<_>, Vec<_>) = held.iter().cloned().partition(|(_, one)| one.has_adapter());
         let Some(base) = self.get_manifest(policy, serial, keys).await?.adapts else {
-            let whole: Vec<_> = held.iter().filter(|(_, one)| !one.has_adapter()).cloned().collect();
             return self.materialize(policy, serial, keys, &whole).await;
         };
-        let adapters = held.iter().filter(|(_, one)| one.has_adapter());
-        let adapters: Vec<_> = adapters
-            .map(|(serial, one)| (*serial, Arc::new(one.adapter())))
-            .collect();
-        let mut restored = self.materialize(policy, serial, keys, &adapters).await?;
-        let mut whole: Vec<_> = held.iter().filter(|(_, one)| !one.has_adapter()).cloned().collect();
-        let bases = held
-            .iter()
-            .filter(|(_, one)| one.has_adapter())
-            .map(|(_, one)| one.base());
-        let same = bases.into_iter().find(|one| one.root() == base.root);
+        let factors = adapters.iter().map(|(serial, one)| (*serial, Arc::new(one.adapter())));
+        let factors: Vec<_> = factors.collect();
+        let mut restored = self.materialize(policy, serial, keys, &factors).await?;
+        let mut bases = adapters.iter().map(|(_, one)| one.base());
+        let same = bases.find(|one| one.root() == base.root);
         whole.extend(same.map(|one| (base.version, Arc::new(one))));
         let weights = self.materialize(policy, base.version, keys, &whole).await?;
         if weights.root != base.root {

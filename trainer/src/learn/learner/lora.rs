@@ -1,8 +1,8 @@
 //! Low-rank adaptation (Hu et al. 2021): the optimizer trains two small factors of each adapted
 //! matrix, W = W₀ + s · B · A.
 //!
-//! W, rounded to its dtype, is published, sampled from and computed with, like any version's
-//! weights. The gradients of the factors follow from the gradient of W: dA = s · Bᵀ · dW and dB = s
+//! The factors are published; W is sampled from and computed with, in f32. If the base is an adapter itself, W is
+//! published, rounded to its dtype. The gradients of the factors follow from the gradient of W: dA = s · Bᵀ · dW and dB = s
 //! · dW · Aᵀ. Rounding passes gradients through, as for whole weights. W₀ is not copied; it is the
 //! base version's bytes.
 
