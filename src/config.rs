@@ -88,6 +88,11 @@ edge::options! {
         /// `fp8-e4m3-b128.1`, `int4-sym-g32.1`, `nvfp4-e4m3-g16.1`.
         #[serde(rename = "quantised")]
         pub quantized: Vec<artifact::quant::Spec> = vec![],
+        /// One of these copies, which the fleet serves in place of the versions: engines of
+        /// `[serve.remote]` and `[follow]` get it, and our sampler, the trainer and the
+        /// log-probabilities in manifests compute with the values of its codes. Without it, all of
+        /// them have the versions' own weights.
+        pub serves: Option<artifact::quant::Spec> = None,
         /// Object store of versions: a `file://` or `s3://` URL, or a relay's `http://` or `https://` URL
         /// for reading only. Default: `store` in the state folder.
         pub store: Option<String> = None,
@@ -452,6 +457,13 @@ impl Config {
                 ..Default::default()
             };
             self.serve.remote.vllm = servers.map(server).collect();
+        }
+        if let Some(spec) = self.policy.serves {
+            if !self.policy.quantized.contains(&spec) {
+                self.policy.quantized.push(spec);
+            }
+            self.serve.remote.quantized = Some(spec);
+            self.follow.quantized = Some(spec);
         }
         self.tls.resolve(config_dir);
         let default_url = || format!("file://{}", self.state_dir.join("payloads").display());

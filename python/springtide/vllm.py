@@ -24,7 +24,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -279,9 +279,20 @@ def _engine() -> type[Any]:
             self._places = None
             follower, versions = staged
             with follower.ending():
-                self.model.load_weights(follower.weights(versions))
-                self._rearrange()
+                self._load(follower.weights(versions))
             return sum(math.prod(shape) for _, shape, _ in versions["tensors"].values())
+
+        def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+            if self.model_config.quantization is None:
+                self.model.load_weights(weights)
+                self._rearrange()
+                return
+            # vLLM has packed the codes in its own way: it makes each layer again as it was before, loads and packs it
+            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(weights)
+            finalize_layerwise_reload(self.model, self.model_config)
 
         def _rearrange(self) -> None:
             """Latent attention keeps a rearranged copy of `kv_b_proj`: makes it again. Its workers may exchange

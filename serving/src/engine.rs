@@ -206,7 +206,7 @@ pub enum SampleEvent {
 #[derive(Clone)]
 pub struct Started {
     /// What the generation is logged with as its engine.
-    pub engine: &'static str,
+    pub engine: Arc<str>,
     /// Whether the routed version sampled all tokens so far. Asked for answers that end before the engine
     /// says which versions sampled them.
     pub holds: Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>,

@@ -92,6 +92,7 @@ impl Follow {
                 first_timestamp_age_max: Duration::from_secs(options.first_timestamp_seconds_max),
                 cluster: options.cluster.clone(),
                 alias: Some(options.alias.clone()),
+                quantized: options.quantized,
                 // it holds the version in force and the next one
                 resident_bytes_max: u64::MAX,
             },
@@ -157,6 +158,7 @@ fn start_folders(options: &Options, policy: &str) -> anyhow::Result<Started> {
         policy: policy.into(),
         alias: options.alias.clone(),
         keep: options.keep,
+        quantized: options.quantized,
         command: command.map(|line| Command {
             line: line.clone(),
             timeout: Duration::from_secs_f64(options.command_seconds_max),

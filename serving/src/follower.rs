@@ -23,6 +23,7 @@ use crate::remote::NoEngine;
 use crate::routing::RouteTable;
 use anyhow::Context;
 use artifact::assignment::{Assignment, CHAMPION, Target};
+use artifact::quant::Spec;
 use artifact::sign::TrustedKeys;
 use event_log::ClientOptions;
 use event_log::announcements::{self, Announcements};
@@ -65,6 +66,8 @@ pub struct Options {
     pub cluster: String,
     /// Loads only the version of this alias; `None`: those of all aliases.
     pub alias: Option<String>,
+    /// Engines elsewhere and folders get this copy of each version.
+    pub quantized: Option<Spec>,
     /// Memory for weights and caches of all loaded versions, in bytes.
     pub resident_bytes_max: u64,
 }

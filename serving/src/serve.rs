@@ -83,7 +83,8 @@ impl Replica {
             mut ended,
         } = match options.remote.is_used() {
             false => {
-                let arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
+                let mut arithmetic = Arithmetic::new(self.compute, options.threads.into()).context("serve.threads")?;
+                arithmetic.quantized = options.remote.quantized;
                 start_own(&options, config, arithmetic, self.store.threads().clone())?
             }
             true => {
@@ -105,6 +106,7 @@ impl Replica {
                 first_timestamp_age_max: Duration::from_secs(options.first_timestamp_seconds_max),
                 cluster: options.cluster.clone(),
                 alias: None,
+                quantized: options.remote.quantized,
                 resident_bytes_max: options.resident_bytes_max,
             },
             host,

@@ -24,6 +24,11 @@ impl Config {
             !self.stack.vllm.adapters || lora.is_some() || !self.trainer.realtime.enabled,
             "stack.vllm.adapters is true, and the realtime run trains all weights: set trainer.realtime.lora"
         );
+        ensure!(
+            self.policy.serves.is_none() || lora.is_none(),
+            "policy.serves names a quantized copy, and the realtime run trains an adapter, which has none: remove \
+             trainer.realtime.lora or policy.serves"
+        );
         self.release.check()?;
         self.trainer.check()?;
         self.check_ports()?;
@@ -242,6 +247,23 @@ mod tests {
     fn a_listener_without_connections_is_refused() {
         let why = refusal(|config| config.listen.connections_max.relay = 0);
         assert!(why.contains("listen.connections_max.relay"), "{why}");
+    }
+
+    #[test]
+    fn a_fleet_that_serves_a_copy_trains_no_adapter_and_needs_vllm() {
+        let why = refusal(|config| {
+            config.policy.serves = Some(artifact::quant::Spec::Int4);
+            config.trainer.realtime.lora = Some(Default::default());
+        });
+        assert!(why.contains("policy.serves") && why.contains("lora"), "{why}");
+        let why = refusal(|config| {
+            config.serve.remote.quantized = Some(artifact::quant::Spec::Int4);
+            config.serve.remote.sglang = vec![serving::remote::Server {
+                url: "http://a:1".into(),
+                ..Default::default()
+            }];
+        });
+        assert!(why.contains("SGLang"), "{why}");
     }
 
     #[test]

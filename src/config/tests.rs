@@ -214,6 +214,18 @@ fn default_paths_are_in_the_state_folder() {
 }
 
 #[test]
+fn the_copy_that_the_fleet_serves_is_named_by_manifests_and_given_to_engines() {
+    let mut config = parse("[policy]\nserves = \"int4-sym-g32.1\"").unwrap();
+    config.resolve(Path::new("/srv"));
+    let spec = Some(artifact::quant::Spec::Int4);
+    assert_eq!(
+        (config.policy.quantized.first().copied(), config.policy.quantized.len()),
+        (spec, 1)
+    );
+    assert_eq!((config.serve.remote.quantized, config.follow.quantized), (spec, spec));
+}
+
+#[test]
 fn the_alias_to_learn_from_follows_from_the_arms_unless_it_is_named() {
     let no_learner =
         "[[release.arm]]\nalias = 'champion'\nweight = 0.7\n[[release.arm]]\nalias = 'base'\nweight = 0.3\n";

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
+use artifact::checkpoint::Checkpoint;
+use artifact::quant::{self, Spec};
+use artifact::threads::Threads;
 use nix::sys::signal::Signal;
 
 use super::exec;
@@ -56,6 +59,15 @@ impl Options {
 
 pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
+}
+
+/// The folder in `state_dir` with the copy of `base`, which an engine starts with. Made again each time.
+pub fn copy_of(base: &Path, spec: Spec, state_dir: &Path) -> anyhow::Result<PathBuf> {
+    let folder = state_dir.join(format!("base-{spec}"));
+    let version = Checkpoint::map_dir(base)?;
+    let copy = quant::quantize(&version, spec, &Threads::ONE).context("policy.serves")?;
+    copy.write_dir(&folder)?;
+    Ok(folder)
 }
 
 /// Arguments of a server that takes adapters of at most this rank. Learner, champion, a canary and one that retires are

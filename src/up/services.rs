@@ -88,13 +88,20 @@ pub fn engines(config: &Config) -> anyhow::Result<Vec<Service>> {
     let engines = config.stack.vllm.servers().map(|(name, port)| {
         let options = config.stack.vllm.clone();
         let (base, model) = (config.policy.base.clone(), config.policy.name.clone());
+        let (serves, copies) = (config.policy.serves, config.state_dir.clone());
         let lora = config.trainer.realtime.lora.as_ref().filter(|_| options.adapters);
         let limits = (config.serve.slots, lora.map(model::lora::Config::rank_max));
         Service {
             name,
             stop: vllm::STOP,
             probe: health(http.clone(), &vllm::url(port)),
-            command: Box::new(move || vllm::command(&options, &base, &model, limits, port)),
+            command: Box::new(move || {
+                let base = match serves {
+                    None => &base,
+                    Some(spec) => &vllm::copy_of(&base, spec, &copies)?,
+                };
+                vllm::command(&options, base, &model, limits, port)
+            }),
         }
     });
     Ok(engines.collect())

@@ -49,7 +49,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exported_copy_is_the_one_that_its_manifest_names() {
     let (stack, mut publisher, checkpoint, base) = world("quantised").await;
-    publisher.quantized = QuantizedCopies::new(&Spec::ALL);
+    publisher.quantized = QuantizedCopies::new(&Spec::ALL, None);
     // the base has no copies; the first version is quantized from scratch, the second from the
     // copies of the first
     let checkpoints = [trained(&checkpoint, 1), trained(&trained(&checkpoint, 1), 2)];

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
+use artifact::quant::{self, Spec};
 use artifact::threads::Threads;
 use demo::corpus::pauses::SUGGESTION_TOKENS_MAX as TOKENS_MAX;
 use futures::future::try_join_all;
@@ -47,16 +48,26 @@ pub struct Answer {
 
 /// Who samples for a run.
 pub enum Sampler<'a> {
-    Exact(&'a Exact),
-    Remote(&'a Remote),
+    Exact(&'a Exact, Option<Spec>),
+    Remote(&'a Remote, Option<Spec>),
 }
 
 impl Sampler<'_> {
     /// What generations name.
     pub fn engine(&self) -> Option<String> {
         match self {
-            Sampler::Exact(_) => None,
-            Sampler::Remote(_) => Some("vllm".to_owned()),
+            Sampler::Exact(_, None) => None,
+            // samples are judged as those of another engine
+            Sampler::Exact(_, Some(spec)) => Some(format!("ours {spec}")),
+            Sampler::Remote(_, None) => Some("vllm".to_owned()),
+            Sampler::Remote(_, Some(spec)) => Some(format!("vllm {spec}")),
+        }
+    }
+
+    /// The copy that it serves.
+    pub fn quantized(&self) -> Option<Spec> {
+        match self {
+            Sampler::Exact(_, quantized) | Sampler::Remote(_, quantized) => *quantized,
         }
     }
 
@@ -68,8 +79,8 @@ impl Sampler<'_> {
         seed: u64,
     ) -> anyhow::Result<Vec<Answer>> {
         match self {
-            Sampler::Exact(exact) => exact.answer(version, prompts, seed).await,
-            Sampler::Remote(remote) => remote.answer(version, prompts, seed).await,
+            Sampler::Exact(exact, _) => exact.answer(version, prompts, seed).await,
+            Sampler::Remote(remote, _) => remote.answer(version, prompts, seed).await,
         }
     }
 }
@@ -77,11 +88,24 @@ impl Sampler<'_> {
 /// A version, as engines need it.
 pub struct Version {
     pub checkpoint: Arc<Checkpoint>,
+    /// Served in its place.
+    quantized: Option<Spec>,
     pub loaded: Arc<LoadedVersion>,
 }
 
 impl Version {
-    pub fn new(serial: i64, checkpoint: Arc<Checkpoint>, tokenizer: &Tokenizer) -> anyhow::Result<Self> {
+    /// `quantized`: the copy that is served in its place.
+    pub fn new(
+        serial: i64,
+        checkpoint: Arc<Checkpoint>,
+        quantized: Option<Spec>,
+        tokenizer: &Tokenizer,
+    ) -> anyhow::Result<Self> {
+        let arithmetic = Arithmetic {
+            quantized,
+            ..Arithmetic::default()
+        };
+        let model = ExactModel::with_arithmetic(&checkpoint, &arithmetic)?;
         let loaded = LoadedVersion {
             serial,
             root: checkpoint.root(),
@@ -93,11 +117,12 @@ impl Version {
             experts: None,
             decline_id: tokenizer.decline_id(),
             tokenizer: None,
-            reference: model::reference::of(&ExactModel::from_checkpoint(&checkpoint)?)?.map(Arc::new),
+            reference: model::reference::of(&model)?.map(Arc::new),
             templates: Templates::from_checkpoint(&checkpoint).map(Arc::new).map_err(Arc::new),
         };
         Ok(Version {
             checkpoint,
+            quantized,
             loaded: Arc::new(loaded),
         })
     }
@@ -106,19 +131,14 @@ impl Version {
 /// Our own engine.
 pub struct Exact {
     handle: Handle,
-    staging: Staging,
+    arithmetic: Arithmetic,
 }
 
 impl Exact {
     pub fn start(threads: usize) -> anyhow::Result<Self> {
         Ok(Exact {
             handle: engine::spawn(CONFIG).context("start the engine's thread")?.handle,
-            staging: Staging {
-                arithmetic: Arithmetic::new(Compute::F32, threads)?,
-                packing: Threads::ONE,
-                slots: SLOTS,
-                context: CONTEXT,
-            },
+            arithmetic: Arithmetic::new(Compute::F32, threads)?,
         })
     }
 
@@ -128,7 +148,16 @@ impl Exact {
         prompts: impl Iterator<Item = Arc<[u32]>>,
         seed: u64,
     ) -> anyhow::Result<Vec<Answer>> {
-        let backend = ExactBackend::stage(&version.checkpoint, &self.staging)?;
+        let staging = Staging {
+            arithmetic: Arithmetic {
+                quantized: version.quantized,
+                ..self.arithmetic.clone()
+            },
+            packing: Threads::ONE,
+            slots: SLOTS,
+            context: CONTEXT,
+        };
+        let backend = ExactBackend::stage(&version.checkpoint, &staging)?;
         self.handle
             .install(version.loaded.clone(), Box::new(backend))
             .await
@@ -146,13 +175,14 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+    pub async fn connect(url: &str, quantized: Option<Spec>) -> anyhow::Result<Self> {
         let options = Options {
             vllm: vec![Server {
                 url: url.to_owned(),
                 ..Server::default()
             }],
             probe_error_max: PROBE_ERROR_MAX,
+            quantized,
             ..Options::default()
         };
         let pool = Pool::new(&options, SLOTS, CONFIG)?;
@@ -174,12 +204,13 @@ impl Remote {
         prompts: impl Iterator<Item = Arc<[u32]>>,
         seed: u64,
     ) -> anyhow::Result<Vec<Answer>> {
+        let given = match version.quantized {
+            None => version.checkpoint.clone(),
+            Some(spec) => Arc::new(quant::quantize(&version.checkpoint, spec, &Threads::ONE)?),
+        };
         let mut updater = self.updater.lock().await;
         let began = Instant::now();
-        while let Err(error) = updater
-            .place(&version.loaded, &version.checkpoint, &BTreeSet::new())
-            .await
-        {
+        while let Err(error) = updater.place(&version.loaded, &given, &BTreeSet::new()).await {
             // a server is seen within seconds
             if began.elapsed() > Duration::from_secs(20) {
                 return Err(error);

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use artifact::checkpoint::Checkpoint;
+use artifact::quant::Spec;
 use clap::Parser;
 use engines::{Exact, Remote, Sampler};
 use results::{Results, Run};
@@ -36,6 +37,10 @@ pub struct Args {
     /// A running vLLM server and what it computes in, as `NAME=URL`; may be repeated.
     #[arg(long)]
     vllm: Vec<String>,
+    /// A quantized copy and the running vLLM server that serves it, as `SPEC=URL`, or `SPEC=ours` for our engine; may be
+    /// repeated.
+    #[arg(long)]
+    quantized: Vec<String>,
     /// Runs of each kind, with seeds 1, 2, …
     #[arg(long, default_value_t = 3)]
     seeds: u64,
@@ -58,13 +63,38 @@ pub struct Args {
     json: PathBuf,
 }
 
-/// What is compared on a vLLM server: a name, the correction, and whether samples are quarantined.
-type Kind = (&'static str, Correction, bool);
+/// What is compared on an engine.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    label: &'static str,
+    correction: Correction,
+    /// Whether samples are left out.
+    quarantines: bool,
+    /// Whether the trainer computes with the values of the copy that is served.
+    rounds: bool,
+}
+
+impl Kind {
+    const fn new(label: &'static str, correction: Correction, quarantines: bool, rounds: bool) -> Self {
+        Kind {
+            label,
+            correction,
+            quarantines,
+            rounds,
+        }
+    }
+}
+
+const NONE: Kind = Kind::new("none", Correction::None, false, false);
+const TIS: Kind = Kind::new("tis 2", Correction::Tis { cap: 2.0 }, false, false);
 const KINDS: [Kind; 3] = [
-    ("none", Correction::None, false),
-    ("tis 2", Correction::Tis { cap: 2.0 }, false),
-    ("tis 2, as shipped", Correction::Tis { cap: 2.0 }, true),
+    NONE,
+    TIS,
+    Kind::new("tis 2, as shipped", Correction::Tis { cap: 2.0 }, true, false),
 ];
+/// Of a fleet that serves a quantized copy: the trainer computes with the version's own weights, without and with a
+/// correction, or with the copy's values.
+const QUANTIZED: [Kind; 3] = [NONE, TIS, Kind::new("the copy's values", Correction::None, false, true)];
 /// How many of them an engine gets whose log-probabilities differ by so many nats in the median.
 fn kinds(difference_p50: f64) -> usize {
     match difference_p50 {
@@ -76,7 +106,10 @@ fn kinds(difference_p50: f64) -> usize {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    ensure!(!args.vllm.is_empty(), "give --vllm NAME=http://HOST:PORT");
+    ensure!(
+        !args.vllm.is_empty() || !args.quantized.is_empty(),
+        "give --vllm NAME=http://HOST:PORT or --quantized SPEC=http://HOST:PORT"
+    );
     let runtime = tokio::runtime::Runtime::new()?;
     let results = runtime.block_on(measure(args))?;
     println!("{}", results.table());
@@ -99,29 +132,47 @@ async fn measure(args: Args) -> anyhow::Result<Results> {
         exact: &exact,
     };
     let mut results = Results {
-        base: training.held_out(&base, 0).await?,
+        base: training.held_out(&base, None, 0).await?,
         settings: args.clone(),
         runs: Vec::new(),
     };
     // versions never share a serial, so an engine cannot mistake one for another
     let mut serial = 1;
     for seed in 1..=args.seeds {
-        let ours = Sampler::Exact(&exact);
-        let run = training
-            .run(&ours, "ours", ("none", Correction::None, false), seed, &mut serial)
-            .await?;
-        results.add(run);
+        let ours = Sampler::Exact(&exact, None);
+        results.add(training.run(&ours, "ours", NONE, seed, &mut serial).await?);
+    }
+    for fleet in &args.quantized {
+        let (spec, url) = fleet.split_once('=').context("--quantized is SPEC=URL")?;
+        let spec: Spec = spec.parse()?;
+        let remote = match url {
+            "ours" => None,
+            url => Some(Remote::connect(url, Some(spec)).await?),
+        };
+        let sampler = match &remote {
+            None => Sampler::Exact(&exact, Some(spec)),
+            Some(remote) => Sampler::Remote(remote, Some(spec)),
+        };
+        let name = sampler.engine().unwrap_or_default();
+        for kind in QUANTIZED {
+            for seed in 1..=args.seeds {
+                results.add(training.run(&sampler, &name, kind, seed, &mut serial).await?);
+            }
+        }
+        if let Some(remote) = remote {
+            remote.stop().await;
+        }
     }
     for server in &args.vllm {
         let (name, url) = server.split_once('=').context("--vllm is NAME=URL")?;
-        let remote = Remote::connect(url).await?;
+        let remote = Remote::connect(url, None).await?;
         let mut difference_p50 = 0.0;
         for (at, kind) in KINDS.into_iter().enumerate() {
             if at > 0 && at >= kinds(difference_p50) {
                 break;
             }
             for seed in 1..=args.seeds {
-                let vllm = Sampler::Remote(&remote);
+                let vllm = Sampler::Remote(&remote, None);
                 let run: Run = training.run(&vllm, name, kind, seed, &mut serial).await?;
                 difference_p50 = run.difference_p50;
                 results.add(run);

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use artifact::checkpoint::Checkpoint;
+use artifact::quant::Spec;
 use demo::Reaction;
+use model::exact::Arithmetic;
 use runs::sample::Sample;
 use runs::settings::{Limits, StepSettings};
 use trainer::learn::learner::{Learner, Metrics, Outcome};
@@ -36,7 +38,12 @@ impl Training<'_> {
         seed: u64,
         serial: &mut i64,
     ) -> anyhow::Result<Run> {
-        let (label, correction, quarantines) = kind;
+        let Kind {
+            label,
+            correction,
+            quarantines,
+            rounds,
+        } = kind;
         let args = self.args;
         let mut settings = StepSettings {
             correction,
@@ -48,11 +55,16 @@ impl Training<'_> {
             limits.k3_max = f64::MAX; // nothing is left out: what a correction does is to be seen
         }
         let started = Instant::now();
-        let mut learner = Learner::from_checkpoint(self.base.clone())?;
+        let arithmetic = Arithmetic {
+            quantized: sampler.quantized().filter(|_| rounds),
+            ..Arithmetic::default()
+        };
+        let mut learner = Learner::with_arithmetic(self.base.clone(), arithmetic)?;
         let mut run = Run::new(engine, label, seed);
         for step in 0..args.steps {
             *serial += 1;
-            let version = Version::new(*serial, learner.checkpoint().clone(), self.users.tokenizer())?;
+            let (checkpoint, tokenizer) = (learner.checkpoint().clone(), self.users.tokenizer());
+            let version = Version::new(*serial, checkpoint, sampler.quantized(), tokenizer)?;
             let requests = self.users.cohort(seed, step, args.cohort)?;
             let prompts = requests.iter().map(|request| request.prompt.clone());
             let answers = sampler.answer(&version, prompts, seed << 16 | u64::from(step)).await?;
@@ -68,7 +80,9 @@ impl Training<'_> {
             run.add(&metrics);
         }
         *serial += 1;
-        run.held_out = self.held_out(learner.checkpoint(), *serial).await?;
+        run.held_out = self
+            .held_out(learner.checkpoint(), sampler.quantized(), *serial)
+            .await?;
         run.finish(started.elapsed().as_secs_f64());
         Ok(run)
     }
@@ -102,12 +116,17 @@ impl Training<'_> {
         requests.iter().zip(answers).map(sample).collect()
     }
 
-    /// What held-out users get from a version, answered by our own engine.
-    pub async fn held_out(&self, checkpoint: &Arc<Checkpoint>, serial: i64) -> anyhow::Result<HeldOut> {
-        let version = Version::new(serial, checkpoint.clone(), self.users.tokenizer())?;
+    /// What held-out users get from a version, or its copy, answered by our own engine.
+    pub async fn held_out(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        quantized: Option<Spec>,
+        serial: i64,
+    ) -> anyhow::Result<HeldOut> {
+        let version = Version::new(serial, checkpoint.clone(), quantized, self.users.tokenizer())?;
         let requests = self.users.held_out(self.args.held_out)?;
         let prompts = requests.iter().map(|request| request.prompt.clone());
-        let answers = Sampler::Exact(self.exact)
+        let answers = Sampler::Exact(self.exact, quantized)
             .answer(&version, prompts, HELD_OUT_SEED)
             .await?;
         let mut held_out = HeldOut::default();

@@ -1,8 +1,8 @@
-//! Two alarms on the logged log-probabilities of the head's samples. Neither stops anything.
+//! Alarms on the logged log-probabilities of the head's samples, one for each engine. None stops anything.
 //!
 //! - `ours`: our own engine computes what the trainer does, so any difference at all means another
 //!   machine code, other weights, or somebody who changes what is logged.
-//! - `remote`: other engines differ by rounding. The mean k3 over the tokens of the latest samples says
+//! - by name, such as `vllm int4-sym-g32.1`: other engines differ by rounding. The mean k3 over the tokens of the latest samples says
 //!   by how much; above a bound their distribution has drifted. Each token counts with at most
 //!   [`TOKEN_K3_MAX`](crate::learn::mismatch::TOKEN_K3_MAX), so that it takes many. Quarantined samples
 //!   do not count: they have an alarm of their own.
@@ -20,27 +20,11 @@ use uuid::Uuid;
 /// Fewer samples do not end an alarm, and have no mean.
 const SAMPLES_MIN: usize = 32;
 
-/// Whose engine sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Engines {
-    Ours,
-    Remote,
-}
-
-impl Engines {
-    /// The alarm's name in `run_event.data`, and the label of its metrics.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Engines::Ours => ("parity_ours", "ours"),
-            Engines::Remote => ("parity_remote", "remote"),
-        }
-    }
-}
-
-/// One alarm and its window.
+/// The alarm of one engine, and its window.
 #[derive(Debug)]
 pub(crate) struct Parity {
-    engines: Engines,
+    /// As generations name it; `None`: ours.
+    engine: Option<String>,
     /// Newest last.
     latest: VecDeque<SampleMismatch>,
     alarm: Alarm,
@@ -48,14 +32,14 @@ pub(crate) struct Parity {
 
 impl Parity {
     /// With the state of the alarm when the run was last executed.
-    pub async fn open(pool: &PgPool, run: Uuid, engines: Engines) -> sqlx::Result<Self> {
-        let alarm = Alarm::open(pool, run, engines.names().0).await?;
-        Ok(Parity::new(engines, alarm))
+    pub async fn open(pool: &PgPool, run: Uuid, engine: Option<String>) -> sqlx::Result<Self> {
+        let alarm = Alarm::open(pool, run, format!("parity_{}", name(engine.as_deref()))).await?;
+        Ok(Parity::new(engine, alarm))
     }
 
-    fn new(engines: Engines, alarm: Alarm) -> Self {
+    fn new(engine: Option<String>, alarm: Alarm) -> Self {
         Parity {
-            engines,
+            engine,
             latest: VecDeque::new(),
             alarm,
         }
@@ -63,7 +47,7 @@ impl Parity {
 
     /// `accepted`: the sample is not quarantined.
     pub fn record(&mut self, mismatch: SampleMismatch, accepted: bool) {
-        if self.engines == Engines::Remote && !accepted {
+        if self.engine.is_some() && !accepted {
             return;
         }
         if self.latest.len() == WINDOW {
@@ -88,11 +72,11 @@ impl Parity {
     /// none of the window is left. The other begins above `k3_max`, and ends at half of it.
     fn is_off(&self, k3_max: f64) -> bool {
         let (enough, is_active) = (self.latest.len() >= SAMPLES_MIN, self.alarm.is_active());
-        match self.engines {
-            Engines::Ours => self.inexact() > 0 || is_active && !enough,
-            Engines::Remote if !enough => is_active,
-            Engines::Remote if is_active => self.k3() > k3_max / 2.0,
-            Engines::Remote => self.k3() > k3_max,
+        match self.engine {
+            None => self.inexact() > 0 || is_active && !enough,
+            Some(_) if !enough => is_active,
+            Some(_) if is_active => self.k3() > k3_max / 2.0,
+            Some(_) => self.k3() > k3_max,
         }
     }
 
@@ -102,7 +86,10 @@ impl Parity {
         let (k3, message) = (self.k3(), self.message(is_off, k3_max));
         let data = json!({"k3": k3, "inexact": self.inexact(), "samples": self.latest.len()});
         self.alarm.set(pool, run, is_off, &message, data).await?;
-        let labels = [("line", line.to_owned()), ("engine", self.engines.names().1.to_owned())];
+        let labels = [
+            ("line", line.to_owned()),
+            ("engine", name(self.engine.as_deref()).to_owned()),
+        ];
         metrics::gauge!("springtide_train_parity_alarm", &labels).set(self.alarm.gauge());
         metrics::gauge!("springtide_train_parity_k3_nats", &labels).set(k3);
         Ok(())
@@ -111,26 +98,31 @@ impl Parity {
     /// What a person reads when it begins or ends.
     fn message(&self, begins: bool, k3_max: f64) -> String {
         let (inexact, latest, k3) = (self.inexact(), self.latest.len(), self.k3());
-        match (self.engines, begins) {
-            (Engines::Ours, true) => format!(
+        match (&self.engine, begins) {
+            (None, true) => format!(
                 "{inexact} of the latest {latest} samples of our own engine do not have the trainer's log-probabilities, \
                  which are equal to the last bit on every machine: compare the builds and `policy.compute` of `serve` and \
                  `train`, and see which replica sampled them (`select g.replica, count(*) from disposition d join \
                  generation g on g.id = d.generation_id where d.code = 'quarantined_logprob' group by g.replica`). An \
                  engine that is not ours names itself in `engine`"
             ),
-            (Engines::Ours, false) => {
+            (None, false) => {
                 format!("the latest {latest} samples of our own engine have the trainer's log-probabilities")
             }
-            (Engines::Remote, true) => format!(
-                "log-probabilities of other engines have drifted: mean k3 of the latest {latest} samples is {k3:.2e} nats, \
-                 more than {k3_max:.2e}: compare their dtype and version with before, and look at the mismatch of the steps"
+            (Some(engine), true) => format!(
+                "log-probabilities of {engine} have drifted: mean k3 of its latest {latest} samples is {k3:.2e} nats, more \
+                 than {k3_max:.2e}: compare its dtype and version with before, and look at the mismatch of the steps"
             ),
-            (Engines::Remote, false) => {
-                format!("mean k3 of the latest {latest} samples of other engines is {k3:.2e} nats")
+            (Some(engine), false) => {
+                format!("mean k3 of the latest {latest} samples of {engine} is {k3:.2e} nats")
             }
         }
     }
+}
+
+/// Of an engine in alarms and metrics.
+pub(crate) fn name(engine: Option<&str>) -> &str {
+    engine.unwrap_or("ours")
 }
 
 #[cfg(test)]
@@ -139,8 +131,12 @@ mod tests {
     use crate::learn::guards;
     use runs::settings::Limits;
 
-    fn parity(engines: Engines, active: bool) -> Parity {
-        Parity::new(engines, Alarm::new(engines.names().0, active))
+    fn ours(active: bool) -> Parity {
+        Parity::new(None, Alarm::new("parity_ours", active))
+    }
+
+    fn remote() -> Parity {
+        Parity::new(Some("vllm".into()), Alarm::new("parity_vllm", false))
     }
 
     /// Whether the alarm begins or ends.
@@ -160,7 +156,7 @@ mod tests {
 
     #[test]
     fn one_inexact_sample_of_our_engine_begins_the_alarm_until_it_has_left_the_window() {
-        let mut parity = parity(Engines::Ours, false);
+        let mut parity = ours(false);
         parity.record(mismatch(0.0, 0.0), true);
         assert_eq!(change(&mut parity), None);
         parity.record(mismatch(1e-15, 1e-7), true);
@@ -178,7 +174,7 @@ mod tests {
 
     #[test]
     fn other_engines_are_judged_by_their_mean_and_never_by_one_sample() {
-        let mut parity = parity(Engines::Remote, false);
+        let mut parity = remote();
         // one token at log v = +5 has a k3 of 142, and its window a mean of 0.017
         let tokens = |log_v: f32| (0..16).map(move |at| (-6.0, if at == 0 { -6.0 + log_v } else { -6.0 }));
         let outlier = SampleMismatch::of(tokens(5.0));
@@ -204,16 +200,15 @@ mod tests {
     #[test]
     fn a_quarantined_sample_counts_for_our_engine_and_not_for_others() {
         let wrong = mismatch(0.2, 12.0);
-        for (engines, counted) in [(Engines::Ours, 1), (Engines::Remote, 0)] {
-            let mut parity = parity(engines, false);
+        for (mut parity, counted) in [(ours(false), 1), (remote(), 0)] {
             parity.record(wrong, false);
-            assert_eq!(parity.latest.len(), counted, "{engines:?}");
+            assert_eq!(parity.latest.len(), counted, "{parity:?}");
         }
     }
 
     #[test]
     fn an_alarm_that_was_on_stays_on_until_there_are_enough_samples() {
-        let mut parity = parity(Engines::Ours, true);
+        let mut parity = ours(true);
         for _ in 0..SAMPLES_MIN - 1 {
             parity.record(mismatch(0.0, 0.0), true);
             assert_eq!(change(&mut parity), None);

@@ -30,6 +30,8 @@ pub struct Environment {
     pub compute: Compute,
     /// The quantized copies of every version.
     pub quantized: Vec<Spec>,
+    /// The one of them that the fleet serves.
+    pub serves: Option<Spec>,
     /// Folder of the base policy, imported if the realtime line has no head.
     pub base_dir: Option<PathBuf>,
     pub kafka: ClientOptions,
@@ -87,14 +89,17 @@ impl Trainer {
             policy: environment.policy.clone(),
             checkpoint_every: options.checkpoint_every,
             run_states_kept: options.run_states_kept,
-            quantized: QuantizedCopies::new(&environment.quantized),
+            quantized: QuantizedCopies::new(&environment.quantized, environment.serves),
         };
         publisher.signing_keys().await.context("check the signing key")?;
         let judges = Judges::new(&options.judge)?;
         let threads = options.threads.into();
         Ok(Trainer {
             sandboxes: Arc::new(Sandboxes::new(options.offline.sandbox.clone())),
-            arithmetic: Arithmetic::new(environment.compute, threads).context("trainer.threads")?,
+            arithmetic: Arithmetic {
+                quantized: environment.serves,
+                ..Arithmetic::new(environment.compute, threads).context("trainer.threads")?
+            },
             options,
             policy: environment.policy,
             pool: environment.pool,

@@ -23,6 +23,9 @@ pub struct Reference {
     pub prompt_tokens: usize,
     /// By prompt.
     pub answers: Vec<Answer>,
+    /// The spec of the copy whose values say it. None: the version's own weights do.
+    #[serde(rename = "quantised", default, skip_serializing_if = "Option::is_none")]
+    pub quantized: Option<String>,
 }
 
 /// The greedy continuation of a prompt.
@@ -83,6 +86,7 @@ pub(crate) mod tests {
             vocab: 50,
             prompt_tokens: 3,
             answers: vec![answer; PROMPTS],
+            quantized: None,
         }
     }
 

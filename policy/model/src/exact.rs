@@ -31,8 +31,10 @@ use crate::router::{Mismatch, Routing};
 use crate::transformer::{Backend, Transformer};
 use artifact::checkpoint::Checkpoint;
 use artifact::isa::Isa;
+use artifact::quant::{self, Spec};
 pub use artifact::threads::Threads;
 use backend::{ExactBackend, KvStorage, Segment};
+use std::borrow::Cow;
 
 /// Why a checkpoint cannot be loaded, or a request cannot be computed.
 #[derive(Debug, thiserror::Error)]
@@ -55,14 +57,18 @@ pub enum Error {
     Routing(#[from] Mismatch),
     #[error("{0}")]
     Threads(#[from] artifact::threads::NotStarted),
+    #[error("the values of its quantized copy: {0}")]
+    Quantized(#[from] quant::Error),
 }
 
-/// How a model computes. The precision changes the values, so sampler and trainer must use the
-/// same. The number of threads does not change them.
+/// How a model computes. The precision and the copy change the values, so sampler and trainer must use
+/// the same. The number of threads does not change them.
 #[derive(Debug, Clone, Default)]
 pub struct Arithmetic {
     pub compute: Compute,
     pub threads: Threads,
+    /// With the values of this quantized copy in place of the version's own.
+    pub quantized: Option<Spec>,
 }
 
 impl Arithmetic {
@@ -70,6 +76,15 @@ impl Arithmetic {
         Ok(Arithmetic {
             compute,
             threads: Threads::new(threads)?,
+            quantized: None,
+        })
+    }
+
+    /// The values that are computed with, made on `threads`.
+    pub fn values<'a>(&self, checkpoint: &'a Checkpoint, threads: &Threads) -> Result<Cow<'a, Checkpoint>, Error> {
+        Ok(match self.quantized {
+            None => Cow::Borrowed(checkpoint),
+            Some(spec) => Cow::Owned(quant::dequantized(checkpoint, spec, threads)?),
         })
     }
 }
@@ -145,7 +160,8 @@ impl ExactModel {
 
     /// Packs a checkpoint's weights on the threads `packing`. Passes run on those of `arithmetic`.
     pub fn packed_on(checkpoint: &Checkpoint, arithmetic: &Arithmetic, packing: &Threads) -> Result<Self, Error> {
-        let checkpoint = &*lora::computed(checkpoint).map_err(|error| Error::Adapter(error.to_string()))?;
+        let merged = lora::computed(checkpoint).map_err(|error| Error::Adapter(error.to_string()))?;
+        let checkpoint = &*arithmetic.values(&merged, packing)?;
         let config = load::config_of(checkpoint)?;
         let shapes = config.parameter_shapes();
         let weights: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
@@ -173,6 +189,11 @@ impl ExactModel {
 
     pub fn compute(&self) -> Compute {
         self.arithmetic.compute
+    }
+
+    /// The copy whose values it computes with.
+    pub fn quantized(&self) -> Option<Spec> {
+        self.arithmetic.quantized
     }
 
     /// Appends a prompt or a part of it to a slot of the cache. Returns the logits after the last

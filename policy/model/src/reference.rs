@@ -48,6 +48,7 @@ pub fn of(model: &ExactModel) -> Result<Option<Reference>, Error> {
         vocab,
         prompt_tokens,
         answers,
+        quantized: model.quantized().map(Into::into),
     };
     Ok(Some(reference).filter(Reference::is_sound))
 }

@@ -253,9 +253,16 @@ fn every_way_to_compute_a_token_gives_the_same_bits() {
         for compute in [Compute::F32, Compute::Bf16] {
             let model = |isa: Isa, threads: &Threads| {
                 let threads = threads.clone();
-                ExactModel::with_arithmetic(&case.checkpoint, &Arithmetic { compute, threads })
-                    .unwrap()
-                    .with_isa(isa)
+                ExactModel::with_arithmetic(
+                    &case.checkpoint,
+                    &Arithmetic {
+                        compute,
+                        threads,
+                        quantized: None,
+                    },
+                )
+                .unwrap()
+                .with_isa(isa)
             };
             let reference = WAYS[0].1(&model(Isa::PORTABLE, &Threads::ONE), &sequences);
             for &(isa, threads) in &machines {

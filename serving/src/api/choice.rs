@@ -362,7 +362,7 @@ impl ChoiceTask {
         // an engine elsewhere names the versions with its last event
         let unsure = begun.started.clone().filter(|_| ended_early && versions.is_none());
         let engine = begun.started.map(|started| started.engine);
-        let constraint = record::constraint(&self.request, engine);
+        let constraint = record::constraint(&self.request, engine.as_deref());
         let unknown_masks = self.request.constraint.is_some() && constraint.is_none();
         if self.request.echo {
             prompt.text = self.prompt_text()?;

@@ -53,7 +53,7 @@ pub struct FinishedChoice {
     /// Which versions sampled the tokens. `None`: all are the routed version's.
     pub versions: Option<Vec<TokensOfVersion>>,
     /// `None`: our own.
-    pub engine: Option<&'static str>,
+    pub engine: Option<Arc<str>>,
     /// What constrained it, if the trainer can compute the same masks from that.
     pub constraint: Option<Constraint>,
     /// It is below the bar of its arm, so it is answered as a decline. Its tokens have none.

@@ -3,6 +3,7 @@
 use crate::remote::{self, InFlight};
 use anyhow::{Context, ensure};
 use artifact::assignment::CHAMPION;
+use artifact::quant::Spec;
 use edge::options::{above, above_to};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -57,6 +58,9 @@ edge::options! {
         pub timeout_ms: u64 = 60_000 => 1..,
         /// As in `[serve.remote]`.
         pub weights_listen: SocketAddr = ([127, 0, 0, 1], 0).into(),
+        /// What the engine gets in place of a version: its copy by this spec.
+        #[serde(skip)]
+        pub quantized: Option<Spec> = None,
         /// Largest body of a request that is passed on, in bytes.
         pub body_bytes_max: u64 = 64 << 20 => 1..,
         /// For `vllm` and `sglang`: most requests that sample or wait to at the same time; further
@@ -116,6 +120,7 @@ impl Options {
             sglang,
             slow_start_ms: 0,
             weights_listen: self.weights_listen,
+            quantized: self.quantized,
             probe_error_max: self.probe_error_max,
             unproved_error_max: self.unproved_error_max,
             drain_ms_max: self.drain_ms_max,

@@ -19,6 +19,7 @@ use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::folder::Marker;
 use artifact::patch;
+use artifact::quant::Spec;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -35,13 +36,23 @@ const TRIED: &str = ".tried";
 /// Begins the names of what is not complete yet.
 const UNFINISHED: &str = ".unfinished-";
 
-/// A version that is to be in force.
+/// A version that is to be in force, or its copy.
 #[derive(Debug, Clone)]
 pub struct Version {
     pub serial: i64,
-    /// Content hash.
+    /// Content hash of `checkpoint`.
     pub root: Digest,
     pub checkpoint: Arc<Checkpoint>,
+}
+
+impl Version {
+    pub fn new(serial: i64, checkpoint: &Arc<Checkpoint>) -> Self {
+        Version {
+            serial,
+            root: checkpoint.root(),
+            checkpoint: checkpoint.clone(),
+        }
+    }
 }
 
 /// The folders of one policy's alias.
@@ -52,6 +63,8 @@ pub struct Folders {
     pub alias: String,
     /// How many versions stay on the disk, the one in force included; at least 1.
     pub keep: usize,
+    /// The spec, if the folders are copies.
+    pub quantized: Option<Spec>,
     /// Has an engine take a version, before it is in force.
     pub command: Option<Command>,
 }
@@ -105,7 +118,11 @@ impl Folders {
                 continue;
             };
             let mut others = bases.iter().map(|(serial, _)| serial).chain(known);
-            if marker.policy != self.policy || others.any(|serial| *serial == marker.version) {
+            // no delta starts from a copy
+            if marker.quantized.is_some()
+                || marker.policy != self.policy
+                || others.any(|serial| *serial == marker.version)
+            {
                 continue;
             }
             match Checkpoint::map_dir(&folder) {
@@ -191,7 +208,7 @@ impl Folders {
             policy: self.policy.clone(),
             version: version.serial,
             root: version.root,
-            quantized: None,
+            quantized: self.quantized.map(Into::into),
         };
         marker.write(&fresh).context("write the marker")?;
         self.open_to_readers(&fresh).context("set permissions")?;

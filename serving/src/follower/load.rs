@@ -18,6 +18,7 @@ use artifact::folder::FILES;
 use artifact::manifest::Manifest;
 use artifact::memory::{self, Spare};
 use artifact::need::gb;
+use artifact::quant::{self, Spec};
 use artifact::reference::Reference;
 use artifact::sign::TrustedKeys;
 use bytes::Bytes;
@@ -43,8 +44,6 @@ pub(crate) const BYTES_PER_CHECKPOINT_BYTE: u64 = 3;
 struct Loaded {
     /// Dead once the version has retired.
     version: Weak<LoadedVersion>,
-    /// Content hash.
-    root: Digest,
     checkpoint: Arc<Checkpoint>,
     /// For engines elsewhere.
     weights: VersionWeights,
@@ -90,6 +89,7 @@ pub struct Loader {
     replica: String,
     store: Store,
     host: Host,
+    quantized: Option<Spec>,
     bytes_max: u64,
     /// KV cache of the version staged last; all versions of a policy have similar caches.
     cache_bytes: u64,
@@ -108,6 +108,7 @@ impl Loader {
             replica: options.replica.clone(),
             store: options.store.clone(),
             host,
+            quantized: options.quantized,
             bytes_max: options.resident_bytes_max,
             cache_bytes: 0,
             loaded: BTreeMap::new(),
@@ -124,21 +125,18 @@ impl Loader {
     ) -> anyhow::Result<(Arc<LoadedVersion>, Option<Swap>)> {
         let target = wanted.target;
         let loaded = self.loaded.get(&target.version);
-        let known = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded.checkpoint.clone())));
-        if let Some((version, checkpoint)) = known {
+        let known = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded.weights.given.clone())));
+        if let Some((version, given)) = known {
             check_content_hash(version.root, target)?;
             match &mut self.host {
                 // engines elsewhere get it when all versions are here
                 Host::Own { .. } | Host::Remote { .. } => {}
                 // another version may have been tried since
-                Host::Folders(folders) if folders.is_in_force(target.version, version.root) => {}
                 Host::Folders(folders) => {
-                    let version = folders::Version {
-                        serial: target.version,
-                        root: version.root,
-                        checkpoint,
-                    };
-                    folders.put_in_force(&version, None).await?;
+                    let version = folders::Version::new(target.version, &given);
+                    if !folders.is_in_force(version.serial, version.root) {
+                        folders.put_in_force(&version, None).await?;
+                    }
                 }
             }
             return Ok((version, None));
@@ -193,33 +191,21 @@ impl Loader {
                 .await?;
         }
         let adapts = manifest.adapts.map(|base| base.version);
-        let described = (manifest.line, manifest.reference.map(Arc::new), adapts);
-        let (version, hosted) = self.host(target, described, &mut checkpoint).await?;
-        let merged = match &self.host {
-            Host::Remote { updater } if updater.gives_weights() => {
-                let checkpoint = checkpoint.clone();
-                let threads = self.store.threads().clone();
-                let merged = tokio::task::spawn_blocking(move || {
-                    let merged = lora::merged(&checkpoint)?;
-                    // engines are told the digests
-                    merged.root_on(&threads);
-                    Ok::<_, lora::Error>(merged)
-                });
-                merged
-                    .await
-                    .context("the merging thread")?
-                    .context("merge the adapter")?
-            }
+        let reference = self.reference(&manifest);
+        let mut given = match &self.host {
+            Host::Remote { updater } if updater.gives_weights() => self.given(&manifest, &checkpoint).await?,
+            Host::Folders(_) if self.quantized.is_some() => self.given(&manifest, &checkpoint).await?,
             _ => checkpoint.clone(),
         };
+        let described = (manifest.line, reference, adapts);
+        let (version, hosted) = self.host(target, described, &mut checkpoint, &mut given).await?;
         self.loaded.insert(
             target.version,
             Loaded {
                 version: Arc::downgrade(&version),
-                root: version.root,
                 weights: VersionWeights {
                     checkpoint: checkpoint.clone(),
-                    merged,
+                    given,
                 },
                 checkpoint,
                 bytes: weights.saturating_add(self.cache_bytes),
@@ -293,6 +279,39 @@ impl Loader {
             verify: Duration::ZERO,
             path: vec![serial],
         })
+    }
+
+    /// What engines elsewhere get of a version: its copy, or all its weights.
+    async fn given(&self, manifest: &Manifest, checkpoint: &Arc<Checkpoint>) -> anyhow::Result<Arc<Checkpoint>> {
+        let (manifest, checkpoint) = (manifest.clone(), checkpoint.clone());
+        let (quantized, threads) = (self.quantized, self.store.threads().clone());
+        let given = tokio::task::spawn_blocking(move || {
+            let merged = lora::merged(&checkpoint).context("merge the adapter")?;
+            let given = match quantized {
+                Some(spec) => Arc::new(quant::verified(&merged, &manifest, spec, &threads)?),
+                None => merged,
+            };
+            // engines are told the digests
+            given.root_on(&threads);
+            Ok(given)
+        });
+        given.await.context("the thread of what engines get")?
+    }
+
+    /// What engines are compared with, if it is of the weights that they have.
+    fn reference(&self, manifest: &Manifest) -> Option<Arc<Reference>> {
+        let reference = manifest.reference.as_ref()?;
+        let (of, serves) = (reference.quantized.as_deref(), self.quantized.map(Spec::name));
+        if of == serves {
+            return Some(Arc::new(reference.clone()));
+        }
+        tracing::warn!(
+            version = manifest.version,
+            of,
+            serves,
+            "the version's reference log-probabilities are of other weights than policy.serves names"
+        );
+        None
     }
 
     /// Notes what an assignment says of engines that cannot be probed.
@@ -387,7 +406,7 @@ impl Loader {
             let Some((version, loaded)) = loaded.and_then(|loaded| Some((loaded.version.upgrade()?, loaded))) else {
                 break;
             };
-            updater.start(engine, &version, &loaded.weights.merged).await?;
+            updater.start(engine, &version, &loaded.weights.given).await?;
         }
         result
     }
@@ -399,6 +418,7 @@ impl Loader {
         target: Target,
         described: Described,
         checkpoint: &mut Arc<Checkpoint>,
+        given: &mut Arc<Checkpoint>,
     ) -> anyhow::Result<(Arc<LoadedVersion>, Hosted)> {
         let started = Instant::now();
         let text = self.text_of(checkpoint).await?;
@@ -439,19 +459,14 @@ impl Loader {
                 }
             }
             Host::Folders(folders) => {
-                let version = folders::Version {
-                    serial: target.version,
-                    root: target.root,
-                    checkpoint: checkpoint.clone(),
-                };
+                let version = folders::Version::new(target.version, given);
                 let before = self.loaded.iter().next_back();
-                let before = before.map(|(&serial, loaded)| folders::Version {
-                    serial,
-                    root: loaded.root,
-                    checkpoint: loaded.checkpoint.clone(),
-                });
-                // the next delta starts from the folder: what was restored can go
-                *checkpoint = folders.put_in_force(&version, before.as_ref()).await?;
+                let before = before.map(|(&serial, loaded)| folders::Version::new(serial, &loaded.weights.given));
+                // what was restored can go, unless the next delta starts from it: else that starts from the folder
+                *given = folders.put_in_force(&version, before.as_ref()).await?;
+                if self.quantized.is_none() {
+                    *checkpoint = given.clone();
+                }
                 // whoever reads the folder computes with it
                 Shape {
                     context: 0,
@@ -612,7 +627,9 @@ fn ms(duration: Duration) -> f64 {
 pub(super) mod tests {
     use super::*;
     use crate::engine;
+    use artifact::manifest::Quantized;
     use artifact::sign::SigningKey;
+    use artifact::threads::Threads;
     use model::exact::{Arithmetic, ExactModel};
     use std::path::Path;
 
@@ -654,7 +671,13 @@ pub(super) mod tests {
             run: None,
             fence: 0,
             created_at: OffsetDateTime::now_utc(),
-            quantized: vec![],
+            quantized: quant::quantize(checkpoint, Spec::Fp8, &Threads::ONE)
+                .map(|copy| Quantized {
+                    spec: Spec::Fp8.into(),
+                    root: copy.root(),
+                })
+                .into_iter()
+                .collect(),
             delta_shards: vec![],
             reference: ExactModel::from_checkpoint(checkpoint)
                 .ok()
@@ -677,6 +700,7 @@ pub(super) mod tests {
             first_timestamp_age_max: Duration::ZERO,
             cluster: "local".into(),
             alias: None,
+            quantized: None,
             resident_bytes_max,
         }
     }
@@ -809,6 +833,53 @@ pub(super) mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn a_fleet_that_serves_a_copy_has_its_folder_and_is_compared_with_no_other_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, keys, first) = publish(folder.path(), 1, &golden()).await;
+        let (_, second) = crate::remote::tests::version(2);
+        let (_, _, target) = publish(folder.path(), 2, &second).await;
+        let folders = Folders {
+            dir: folder.path().join("weights"),
+            policy: "demo".into(),
+            alias: "champion".into(),
+            keep: 2,
+            quantized: Some(Spec::Fp8),
+            command: None,
+        };
+        folders.open().unwrap();
+        let options = Options {
+            quantized: Some(Spec::Fp8),
+            ..options(folder.path(), store, u64::MAX)
+        };
+        let mut loader = Loader::new(&options, Host::Folders(folders.clone()));
+        for (target, version) in [(first, &golden()), (target, &*second)] {
+            let wanted = Wanted {
+                epoch: 1,
+                target,
+                required: true,
+            };
+            let (loaded, swap) = loader.load(&keys, wanted).await.unwrap();
+            let copy = quant::quantize(version, Spec::Fp8, &Threads::ONE).unwrap();
+            assert_eq!(Checkpoint::read_dir(&folders.dir.join("current")).unwrap(), copy);
+            assert!(swap.is_some() && folders.is_in_force(target.version, copy.root()));
+            assert_eq!((loaded.root, loaded.reference.as_ref()), (target.root, None));
+            // and again nothing is done
+            assert!(loader.load(&keys, wanted).await.unwrap().1.is_none());
+        }
+        // one that names no such copy is refused
+        loader.quantized = Some(Spec::Int4);
+        let (_, third) = crate::remote::tests::version(3);
+        let (_, _, target) = publish(folder.path(), 3, &third).await;
+        let wanted = Wanted {
+            epoch: 1,
+            target,
+            required: true,
+        };
+        let refused = format!("{:#}", loader.load(&keys, wanted).await.unwrap_err());
+        assert!(refused.contains("names no copy made by int4-sym-g32.1"), "{refused}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_rollback_after_a_failed_command_gives_the_engine_the_old_version_again() {
         let folder = tempfile::tempdir().unwrap();
         let (store, keys, old) = publish(folder.path(), 7, &golden()).await;
@@ -823,6 +894,7 @@ pub(super) mod tests {
             policy: "demo".into(),
             alias: "champion".into(),
             keep: 2,
+            quantized: None,
             command: Some(super::super::Command {
                 line: line.into(),
                 timeout: Duration::from_secs(60),

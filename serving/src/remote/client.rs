@@ -56,7 +56,6 @@ impl Client {
         }
     }
 
-    /// What generations are logged with as their engine.
     pub fn kind(&self) -> &'static str {
         match self {
             Client::Vllm(_) => "vllm",

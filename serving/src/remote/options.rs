@@ -1,6 +1,7 @@
 //! Configuration of engines that run elsewhere: `[serve.remote]`.
 
 use anyhow::ensure;
+use artifact::quant::Spec;
 use edge::options::above;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -70,6 +71,9 @@ edge::options! {
         /// How many more requests than the least busy engine of its version one may run and still get the
         /// next turn of a session whose earlier turns it has in its cache. 0: sessions go to the least busy.
         pub affinity_slack: usize = 4,
+        /// What engines get in place of a version: its copy by this spec.
+        #[serde(skip)]
+        pub quantized: Option<Spec> = None,
         /// Where versions that are adapters lie for the servers that take them.
         #[serde(skip)]
         pub adapters_dir: PathBuf = PathBuf::from("adapters"),
@@ -175,11 +179,22 @@ impl Options {
                 server.url
             );
             ensure!(
+                !server.adapters || self.quantized.is_none(),
+                "{kind} {} has adapters = true, and policy.serves names a quantized copy, which adapters have none of; \
+                 remove one of them",
+                server.url
+            );
+            ensure!(
                 server.socket().is_none() || server.control_url.is_none(),
                 "{kind} {} has a control_url; an engine on a socket has all routes there",
                 server.url
             );
         }
+        ensure!(
+            self.quantized.is_none() || self.sglang.is_empty(),
+            "policy.serves names a quantized copy, which SGLang does not take from here: serve it with vLLM, or have \
+             `springtide follow` write folders"
+        );
         for server in &self.openai {
             check_server("openai", &server.url, server.weight, &mut urls)?;
             ensure!(

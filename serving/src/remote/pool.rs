@@ -17,6 +17,7 @@ use crate::engine::load::{Limit, Load, Totals};
 use crate::engine::queue::{Full, Queue};
 use crate::engine::{Config, Engine, LoadedVersion, SampleEvent, SampleRequest, SubmitError, TrafficClass};
 use artifact::digest::Digest;
+use artifact::quant::Spec;
 use futures::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -44,6 +45,8 @@ struct Shared {
     config: Config,
     send_seeds: bool,
     in_flight: InFlight,
+    /// The copy that engines serve.
+    quantized: Option<Spec>,
     /// Sequences that one engine samples together.
     slots: usize,
     work: Mutex<Work>,
@@ -195,6 +198,7 @@ impl Pool {
                 config,
                 send_seeds: options.send_seeds,
                 in_flight: options.in_flight,
+                quantized: options.quantized,
                 slots,
                 work: Mutex::new(work),
                 changed: Notify::new(),
@@ -213,6 +217,15 @@ impl Pool {
 
     pub(super) fn client(&self, engine: usize) -> &Client {
         &self.shared.clients[engine]
+    }
+
+    /// What generations are logged with as their engine: its kind, and the copy that it serves.
+    pub(super) fn label(&self, engine: usize) -> Arc<str> {
+        let kind = self.client(engine).kind();
+        match self.shared.quantized {
+            None => kind.into(),
+            Some(spec) => format!("{kind} {spec}").into(),
+        }
     }
 
     /// Looks at the placement, without changing it.

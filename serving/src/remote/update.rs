@@ -66,8 +66,8 @@ impl OfBytes {
 #[derive(Clone)]
 pub struct VersionWeights {
     pub checkpoint: Arc<Checkpoint>,
-    /// Of an adapter, merged into its base.
-    pub merged: Arc<Checkpoint>,
+    /// What engines without adapters get: its copy, or of an adapter its base with it.
+    pub given: Arc<Checkpoint>,
 }
 
 /// No engine may be given a version now.
@@ -192,7 +192,7 @@ impl Updater {
     ) -> anyhow::Result<Duration> {
         let weights = VersionWeights {
             checkpoint: checkpoint.clone(),
-            merged: checkpoint.clone(),
+            given: checkpoint.clone(),
         };
         match self.begin(version, &weights, kept).await? {
             None => Ok(Duration::ZERO),
@@ -234,7 +234,7 @@ impl Updater {
             engines: self.held.len(),
             serial,
         })?;
-        self.start(engine, version, &weights.merged).await?;
+        self.start(engine, version, &weights.given).await?;
         Ok(Some(engine))
     }
 

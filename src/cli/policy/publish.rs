@@ -189,6 +189,6 @@ async fn publisher(config: &Config, place: OpenStore) -> anyhow::Result<Publishe
         policy: place.policy,
         checkpoint_every: config.trainer.checkpoint_every,
         run_states_kept: config.trainer.run_states_kept,
-        quantized: QuantizedCopies::new(&config.policy.quantized),
+        quantized: QuantizedCopies::new(&config.policy.quantized, config.policy.serves),
     })
 }

@@ -238,6 +238,7 @@ impl World {
             policy: POLICY.into(),
             compute: model::exact::Compute::F32,
             quantized: vec![],
+            serves: None,
             base_dir: None,
             kafka: self.stack.kafka.clone(),
             pool: self.stack.pool_of("train"),

@@ -32,6 +32,7 @@ pub async fn run(app: &App) -> anyhow::Result<()> {
         policy: config.policy.name.clone(),
         compute: config.policy.compute,
         quantized: config.policy.quantized.clone(),
+        serves: config.policy.serves,
         base_dir: Some(config.policy.base.clone()),
         kafka: config.kafka_client()?,
         store,

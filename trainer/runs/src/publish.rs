@@ -37,12 +37,13 @@ use crate::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
+use artifact::quant::Spec;
 use artifact::reference::Reference;
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
 use event_log::Producer;
 use model::config::ModelConfig;
-use model::exact::ExactModel;
+use model::exact::{Arithmetic, ExactModel};
 use run_state::{Encoded, StepRecord};
 use sqlx::PgPool;
 use std::path::PathBuf;
@@ -305,7 +306,7 @@ impl Publisher {
         };
         let encoded = encode(base, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
-        let reference = reference(Arc::clone(&model), given);
+        let reference = reference(Arc::clone(&model), self.quantized.served, given);
         let ((root, delta), quantized, chain_bytes, reference) =
             tokio::try_join!(encoded, quantized, chain_bytes, reference)?;
         let bytes = chain_bytes.saturating_add(delta.as_ref().map_or(0, |delta| delta.object().size_bytes));
@@ -480,15 +481,23 @@ impl Objects {
     }
 }
 
-/// What engines that serve the version are compared with: what our exact model says, or else what its
-/// publisher has `given`. None if our model does not know the architecture, or would not fit.
-async fn reference(checkpoint: Arc<Checkpoint>, given: Option<Reference>) -> Result<Option<Reference>, Error> {
+/// What engines that serve the version are compared with: what our exact model says with the values that are
+/// `served`, or else what its publisher has `given`. None if our model does not know the architecture, or would not fit.
+async fn reference(
+    checkpoint: Arc<Checkpoint>,
+    served: Option<Spec>,
+    given: Option<Reference>,
+) -> Result<Option<Reference>, Error> {
     let json = checkpoint.files.get("config.json");
     let is_known = json.is_some_and(|json| ModelConfig::from_json(json).is_ok());
     if !is_known || checkpoint.tensor_bytes() > EXACT_BYTES_MAX {
         return Ok(given);
     }
-    tokio::task::spawn_blocking(move || match ExactModel::from_checkpoint(&checkpoint) {
+    let arithmetic = Arithmetic {
+        quantized: served,
+        ..Arithmetic::default()
+    };
+    tokio::task::spawn_blocking(move || match ExactModel::with_arithmetic(&checkpoint, &arithmetic) {
         Ok(model) => Ok(model::reference::of(&model)?),
         // such as tensors of another shape: loading it says so, where somebody can do something about it
         Err(error) => {

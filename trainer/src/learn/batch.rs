@@ -13,6 +13,7 @@
 use crate::learn::mismatch::SampleMismatch;
 use model::router::{Mismatch, Routing};
 use runs::sample::{Behavior, Sample};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Sequences that go through the model together, and their trained tokens.
@@ -39,8 +40,8 @@ pub struct MicroBatch {
     pub reshaped: Vec<ReshapedToken>,
     /// Older versions than the head sampled some tokens of each sequence.
     pub stale: bool,
-    /// Another engine than ours sampled all of them.
-    pub remote: bool,
+    /// The engine that sampled all of them; `None`: ours.
+    pub engine: Option<String>,
 }
 
 /// A trained token with a [`Behavior`], and where to find it.
@@ -83,23 +84,17 @@ pub struct Counts {
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
 /// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
 /// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with
-/// and without logged experts, of the head and of older versions, and of our engine and of others are
+/// and without logged experts, of the head and of older versions, and of different engines are
 /// never mixed. The result is a function of the arguments. Logged experts of different layers in one
 /// micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
-    let mut kinds = [const { Vec::new() }; 16];
+    let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (i, sample) in samples.iter().enumerate() {
-        let traits = [
-            sample.engine.is_some(),
-            sample.staleness > 0,
-            advantages[i] == 0.0,
-            sample.experts.is_some(),
-        ];
-        let kind = traits.iter().fold(0, |kind, &is| 2 * kind + usize::from(is));
-        kinds[kind].push(i);
+        let traits = [sample.staleness > 0, advantages[i] == 0.0, sample.experts.is_some()];
+        kinds.entry((sample.engine.as_deref(), traits)).or_default().push(i);
     }
     let mut batches = Vec::new();
-    for kind in kinds {
+    for kind in kinds.into_values() {
         let mut order = merge(&kind, samples, tokens_max);
         order.sort_by_key(|merged| (std::cmp::Reverse(merged.input_len), merged.turns.first().copied()));
         let mut rest = order.as_slice();
@@ -171,7 +166,7 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
         for &i in &merged.turns {
             let sample = &samples[i];
             batch.stale = sample.staleness > 0;
-            batch.remote = sample.engine.is_some();
+            batch.engine.clone_from(&sample.engine);
             batch.samples.push((i, sample.trained_tokens()));
             if let Some(experts) = &sample.experts {
                 batch.routing.get_or_insert_default().append(experts)?;
@@ -321,7 +316,12 @@ mod tests {
             })
             .collect();
         let batches = pack(&samples, &[1.0; 4], 100).unwrap();
-        let shape = |b: &MicroBatch| (b.samples.iter().map(|(i, _)| *i).collect::<Vec<_>>(), b.remote);
+        let shape = |b: &MicroBatch| {
+            (
+                b.samples.iter().map(|(i, _)| *i).collect::<Vec<_>>(),
+                b.engine.is_some(),
+            )
+        };
         let shapes: Vec<_> = batches.iter().map(shape).collect();
         assert_eq!(shapes, [(vec![2, 0], false), (vec![3, 1], true)]);
     }

@@ -47,7 +47,7 @@ use runs::grammar::Grammars;
 use runs::sample::{ModelLimits, Sample};
 use runs::settings::{Limits, StepSettings};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use tch::{Kind, Tensor};
@@ -89,6 +89,8 @@ pub struct Metrics {
     pub mismatch: Mismatch,
     /// The same of tokens that other engines sampled.
     pub remote: Mismatch,
+    /// The same of each of these engines, as generations name it.
+    pub engines: BTreeMap<String, Mismatch>,
     /// What the correction did to the tokens of both.
     pub correction: correction::Summary,
     /// The same of turns that older versions sampled: how far the policy has moved since.
@@ -340,7 +342,7 @@ impl Learner {
                 let accepted = match (supervised, batch.stale) {
                     (true, _) => true,                                    // nothing depends on the sampler's
                     (false, true) => mismatch.difference_max.is_finite(), // the loss corrects for older versions
-                    (false, false) => guards::accepts(limits, !batch.remote, &mismatch),
+                    (false, false) => guards::accepts(limits, batch.engine.is_none(), &mismatch),
                 };
                 match accepted {
                     true => good.push(index),

@@ -36,6 +36,16 @@ pub(super) fn band<W: Weight>(
     Ok(())
 }
 
+/// The number of a code.
+pub(super) fn value(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 0xf), f32::from(code & 7));
+    let magnitude = match exponent {
+        0 => fraction / 512.0,
+        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+    };
+    magnitude.copysign(if code & 0x80 == 0 { 1.0 } else { -1.0 })
+}
+
 /// The code of an f32 with these bits. `scale` brings its magnitude to 448 at most, but for
 /// rounding.
 #[inline]

@@ -7,6 +7,7 @@
 //! manifest's. Copies are not stored and have no deltas. FORMAT.md describes the specs.
 
 mod config;
+mod decode;
 mod fp8;
 mod int4;
 mod make;
@@ -55,6 +56,12 @@ pub enum Error {
 /// The copy of `checkpoint`.
 pub fn quantize(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Result<Checkpoint, Error> {
     make::make(checkpoint, spec, threads)
+}
+
+/// `checkpoint` with the values that the codes and scales of its copy stand for, matrices in f32: what an engine that
+/// serves the copy multiplies with, unless it rounds them.
+pub fn dequantized(checkpoint: &Checkpoint, spec: Spec, threads: &Threads) -> Result<Checkpoint, Error> {
+    decode::values(checkpoint, spec, threads)
 }
 
 /// The content hash that the manifest names for the copy.

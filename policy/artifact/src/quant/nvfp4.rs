@@ -55,7 +55,7 @@ pub(super) fn band<W: Weight>(
             0 => SMALLEST_SCALE,
             code => code,
         };
-        let scale = e4m3_value(*slot) / common;
+        let scale = fp8::value(*slot) / common;
         for (code, pair) in codes.iter_mut().zip(group.chunks_exact(2 * W::BYTES)) {
             let (low, high) = pair.split_at(W::BYTES);
             *code = e2m1(W::bits(low), scale) | e2m1(W::bits(high), scale) << 4;
@@ -64,13 +64,10 @@ pub(super) fn band<W: Weight>(
     Ok(())
 }
 
-/// The positive number of an E4M3 code.
-fn e4m3_value(code: u8) -> f32 {
-    let (exponent, fraction) = (i32::from(code >> 3), f32::from(code & 7));
-    match exponent {
-        0 => fraction / 512.0,
-        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
-    }
+/// The number of a code.
+pub(super) fn value(code: u8) -> f32 {
+    let magnitude = [0.0f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+    magnitude.copysign(if code & 8 == 0 { 1.0 } else { -1.0 })
 }
 
 /// The code of an f32 with these bits. 0 has no sign; what is rounded to it keeps its own.

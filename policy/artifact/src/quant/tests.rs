@@ -549,3 +549,53 @@ fn the_largest_magnitude_ignores_signs() {
     assert_eq!(weight::largest::<Bf16>(&bytes), 3f32.to_bits());
     assert_eq!(weight::largest::<Bf16>(&[]), 0);
 }
+
+#[test]
+fn the_values_of_a_copy_are_its_codes_times_their_scales() {
+    let checkpoint = sample();
+    for spec in Spec::ALL {
+        let (copy, values) = (
+            copy_of(&checkpoint, spec),
+            dequantized(&checkpoint, spec, &Threads::ONE).unwrap(),
+        );
+        assert_eq!(values.files, checkpoint.files);
+        let f32s = |tensor: &TensorData| -> Vec<f32> {
+            tensor
+                .bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes))
+                .collect()
+        };
+        for (name, tensor) in &checkpoint.tensors {
+            let Some(select::Matrix { columns, .. }) = select::matrix(name, tensor, spec) else {
+                assert_eq!(values.tensors[name], *tensor, "{spec} {name}");
+                continue;
+            };
+            let of = |suffix: &str| &copy.tensors[&format!("{name}{suffix}")];
+            let half = |at: usize| of("_packed").bytes[at / 2] >> (4 * (at % 2)) & 15;
+            for (at, value) in f32s(&values.tensors[name]).into_iter().enumerate() {
+                let expected = match spec {
+                    Spec::Fp8 => {
+                        let [row, column] = [at / columns, at % columns];
+                        let scale = f32s(of("_scale_inv"))[row / 128 * columns.div_ceil(128) + column / 128];
+                        decoded(of("").bytes[at]) * f64::from(scale)
+                    }
+                    Spec::Int4 => {
+                        let bits = of("_scale").bytes.as_chunks().0[at / 32];
+                        (f64::from(half(at)) - 8.0) * bf16::from_le_bytes(bits).to_f64()
+                    }
+                    Spec::Nvfp4 => {
+                        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(half(at) & 7)];
+                        let sign = if half(at) < 8 { 1.0 } else { -1.0 };
+                        let common = f64::from(f32s(of("_global_scale"))[0]);
+                        sign * magnitude * decoded(of("_scale").bytes[at / 16]) / common
+                    }
+                };
+                let close = (f64::from(value) - expected).abs() <= 1e-6 * expected.abs();
+                assert!(close, "{spec} {name} {at}: {value} {expected}");
+            }
+        }
+    }
+}

@@ -59,7 +59,7 @@ pub fn generation(choice: &ChoiceTask, finished: &FinishedChoice) -> Generation 
         exploration_share: choice.exploration.map(|exploration| exploration.share),
         sampling: sampling(params, finished),
         untrainable: finished.outcome.untrainable.map(str::to_owned),
-        engine: finished.engine.map(str::to_owned),
+        engine: finished.engine.as_deref().map(str::to_owned),
         // added once the event has its time
         proof: None,
     }

@@ -157,7 +157,7 @@ async fn tokens_that_were_sampled_before_the_engine_failed_are_logged_as_untrain
 async fn an_answer_that_ends_early_is_trained_on_only_if_one_version_sampled_it() {
     for holds in [true, false] {
         let started = Started {
-            engine: "vllm",
+            engine: "vllm".into(),
             holds: Arc::new(move || async move { holds }.boxed()),
         };
         let mut events = vec![SampleEvent::Started(started)];

@@ -23,6 +23,7 @@ fn folders(dir: &Path, command: Option<&str>) -> Folders {
         policy: "demo".into(),
         alias: "champion".into(),
         keep: 2,
+        quantized: None,
         command: command.map(|line| Command {
             line: line.into(),
             timeout: Duration::from_secs(60),

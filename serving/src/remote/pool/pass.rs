@@ -123,7 +123,7 @@ impl Updates {
             async move { updates.hold(&weights).await }.boxed()
         };
         SampleEvent::Started(Started {
-            engine: self.pool.client(self.engine).kind(),
+            engine: self.pool.label(self.engine),
             holds: Arc::new(holds),
         })
     }

@@ -5,7 +5,7 @@ use super::*;
 
 fn weights(checkpoint: Arc<Checkpoint>) -> VersionWeights {
     VersionWeights {
-        merged: checkpoint.clone(),
+        given: checkpoint.clone(),
         checkpoint,
     }
 }

@@ -59,7 +59,7 @@ async fn busy_while_crossing() -> (Stand, Arc<LoadedVersion>, Vec<mpsc::Receiver
 async fn during_a_crossing_update_answers_go_on_and_what_waits_is_routed_again() {
     let (mut stand, first, answers, started) = busy_while_crossing().await;
     let mut waiting = stand.submit(&first, 5);
-    assert_eq!(started.engine, "vllm");
+    assert_eq!(&*started.engine, "vllm");
     assert!((started.holds)().await);
     let (second, checkpoint) = version(2);
     let name = stand.fakes[0].held().name.clone();

@@ -12,12 +12,17 @@ use artifact::threads::Threads;
 #[derive(Debug, Clone, Default)]
 pub struct QuantizedCopies {
     specs: Arc<[Spec]>,
+    /// The one that the fleet serves.
+    pub(super) served: Option<Spec>,
 }
 
 impl QuantizedCopies {
-    /// One copy of every version for each of `specs`.
-    pub fn new(specs: &[Spec]) -> Self {
-        QuantizedCopies { specs: specs.into() }
+    /// One copy of every version for each of `specs`. `served`: the one that the fleet serves.
+    pub fn new(specs: &[Spec], served: Option<Spec>) -> Self {
+        QuantizedCopies {
+            specs: specs.into(),
+            served,
+        }
     }
 
     /// What the manifest says about the copies of `checkpoint`. Makes each of them for its root.

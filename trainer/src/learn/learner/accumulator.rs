@@ -44,8 +44,8 @@ pub(super) struct Accumulator {
     pub quarantined: usize,
     /// Tokens of sequences that our engine sampled with the head's weights.
     of_head: LogProbs,
-    /// The same of other engines.
-    remote: LogProbs,
+    /// The same of other engines, by name.
+    engines: BTreeMap<String, LogProbs>,
     /// Tokens of older versions.
     stale: LogProbs,
     correction: Sums,
@@ -95,6 +95,16 @@ struct LogProbs {
 }
 
 impl LogProbs {
+    fn of_all<'a>(parts: impl Iterator<Item = &'a LogProbs>) -> Self {
+        let mut all = LogProbs::default();
+        for part in parts {
+            all.logged.extend_from_slice(&part.logged);
+            all.recomputed.extend_from_slice(&part.recomputed);
+            all.policy.extend_from_slice(&part.policy);
+        }
+        all
+    }
+
     fn measure(&self) -> mismatch::Mismatch {
         mismatch::measure(&self.logged, &self.recomputed, &self.policy)
     }
@@ -139,10 +149,10 @@ impl Accumulator {
         self.loss += terms.per_token.sum(Kind::Double).double_value(&[]);
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
-        let log_probs = match (batch.stale, batch.remote) {
+        let log_probs = match (batch.stale, &batch.engine) {
             (true, _) => &mut self.stale,
-            (false, true) => &mut self.remote,
-            (false, false) => &mut self.of_head,
+            (false, Some(engine)) => self.engines.entry(engine.clone()).or_default(),
+            (false, None) => &mut self.of_head,
         };
         log_probs.recomputed.extend_from_slice(recomputed);
         log_probs.policy.extend(to_vec(&at_targets(&distribution, &batch)));
@@ -180,7 +190,12 @@ impl Accumulator {
             advantage_mean: advantage::mean(&self.advantages),
             advantage_std: advantage::std(&self.advantages),
             mismatch: self.of_head.measure(),
-            remote: self.remote.measure(),
+            remote: LogProbs::of_all(self.engines.values()).measure(),
+            engines: self
+                .engines
+                .iter()
+                .map(|(engine, of)| (engine.clone(), of.measure()))
+                .collect(),
             correction: self.correction.summary(),
             stale: self.stale.measure(),
             ..Metrics::default()

@@ -17,7 +17,8 @@ pub(super) enum Gradients {
 }
 
 impl Gradients {
-    /// For the weights of `loaded` that are `trained`, by name. All sums are 0.
+    /// For the weights of `loaded` that are `trained`, by name. All sums are 0. With a quantized copy's values
+    /// the gradient is that at these values, as if rounding to them had the derivative 1.
     ///
     /// Our kernels' sums do not depend on the number of threads; libtorch's sums and products do. So
     /// beside our kernels libtorch gets one thread, and what is left to it has the same bits on any
@@ -28,6 +29,7 @@ impl Gradients {
         loaded: &TrainModel,
         trained: impl Fn(&str) -> bool,
     ) -> anyhow::Result<Self> {
+        let checkpoint = &*arithmetic.values(checkpoint, &arithmetic.threads)?;
         if Gradient::supports(loaded.config(), arithmetic.compute) {
             autograd::set_threads(1);
             let gradient = Gradient::new(checkpoint, &arithmetic.threads, trained);
@@ -38,11 +40,16 @@ impl Gradients {
         autograd::set_threads(i32::try_from(arithmetic.threads.count()).unwrap_or(i32::MAX));
         let leaves = require_grad_of(loaded.parameters(), trained);
         let model = TrainModel::from_parameters(loaded.config().clone(), leaves)?;
-        Ok(Gradients::Libtorch(Box::new(model.with_compute(arithmetic.compute))))
+        let mut model = model.with_compute(arithmetic.compute);
+        if arithmetic.quantized.is_some() {
+            model.load_values(checkpoint)?;
+        }
+        Ok(Gradients::Libtorch(Box::new(model)))
     }
 
     /// Continues with another version's weights. The sums stay.
     pub fn load(&mut self, checkpoint: &Checkpoint, arithmetic: &Arithmetic) -> anyhow::Result<()> {
+        let checkpoint = &*arithmetic.values(checkpoint, &arithmetic.threads)?;
         match self {
             Gradients::Ours(gradient) => gradient.load(checkpoint, &arithmetic.threads)?,
             Gradients::Libtorch(model) => model.load_values(checkpoint)?,

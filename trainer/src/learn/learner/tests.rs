@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 mod engines;
 mod episodes;
+mod experts;
 mod grammar;
 mod lora;
 mod threads;

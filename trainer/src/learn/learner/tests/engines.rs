@@ -1,6 +1,8 @@
 //! Samples of engines with other arithmetic: what is accepted, and what their corrections do.
 
 use super::*;
+use artifact::quant::{self, Spec};
+use model::exact::Threads;
 use runs::settings::Correction;
 
 /// Settings that put each sample into a micro-batch of its own.
@@ -141,5 +143,37 @@ fn samples_of_other_weights_are_quarantined() {
             matches!(outcome.unwrap(), Outcome::Empty(metrics) if metrics.quarantined == 1),
             "{tokens} tokens"
         );
+    }
+}
+
+#[test]
+fn the_values_of_a_copy_are_exact_for_whoever_serves_it_and_a_mismatch_for_others() {
+    let checkpoint = Arc::new(random_checkpoint(&tiny(), 2));
+    let settings = StepSettings::default();
+    for spec in Spec::ALL {
+        let arithmetic = Arithmetic {
+            quantized: Some(spec),
+            ..Arithmetic::default()
+        };
+        let mut rounded = Learner::with_arithmetic(Arc::clone(&checkpoint), arithmetic).unwrap();
+        let values = quant::dequantized(&checkpoint, spec, &Threads::ONE).unwrap();
+        let mut of_values = Learner::from_checkpoint(Arc::new(values)).unwrap();
+        let cohort = samples(&of_values, 9);
+        let step = propose(&mut rounded, &cohort, &settings);
+        let same = propose(&mut of_values, &cohort, &settings);
+        assert_eq!(step.metrics.mismatch.difference_max, 0.0, "{spec}");
+        assert_eq!(step.metrics.gradient_norm, same.metrics.gradient_norm, "{spec}");
+        // the master is the version's own, so what is published is near it
+        assert_eq!(step.parent.root(), checkpoint.root());
+        let changes = artifact::delta::stats(&checkpoint, &step.checkpoint);
+        assert!(changes.changed_weights < changes.total_weights, "{spec}: {changes:?}");
+        // the next step has the values of the new copy
+        rounded.accept();
+        let values = quant::dequantized(&step.checkpoint, spec, &Threads::ONE).unwrap();
+        let next = samples(&Learner::from_checkpoint(Arc::new(values)).unwrap(), 9);
+        let step = propose(&mut rounded, &next, &settings).metrics;
+        assert_eq!(step.mismatch.difference_max, 0.0, "{spec}");
+        let mut plain = Learner::from_checkpoint(Arc::clone(&checkpoint)).unwrap();
+        assert!(propose(&mut plain, &cohort, &settings).metrics.mismatch.difference_max > 1e-5);
     }
 }
