@@ -61,12 +61,22 @@ pub fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-/// The folder in `state_dir` with the copy of `base`, which an engine starts with. Made again each time.
-pub fn copy_of(base: &Path, spec: Spec, state_dir: &Path) -> anyhow::Result<PathBuf> {
-    let folder = state_dir.join(format!("base-{spec}"));
+/// The folder in `state_dir` with the copy of `base`, which an engine starts with. Made unless it is there.
+pub fn copy_of(base: &Path, spec: Spec, state_dir: &Path, port: u16) -> anyhow::Result<PathBuf> {
     let version = Checkpoint::map_dir(base)?;
+    let folder = state_dir.join(format!("base-{spec}-{}", version.root().short()));
+    if folder.exists() {
+        return Ok(folder);
+    }
     let copy = quant::quantize(&version, spec, &Threads::ONE).context("policy.serves")?;
-    copy.write_dir(&folder)?;
+    // several engines start at once: whoever is first names the folder
+    let fresh = state_dir.join(format!(".base-{spec}-{port}"));
+    let _ = std::fs::remove_dir_all(&fresh);
+    copy.write_dir(&fresh)?;
+    if let Err(error) = std::fs::rename(&fresh, &folder) {
+        let _ = std::fs::remove_dir_all(&fresh);
+        ensure!(folder.exists(), "name {}: {error}", folder.display());
+    }
     Ok(folder)
 }
 

@@ -98,7 +98,7 @@ pub fn engines(config: &Config) -> anyhow::Result<Vec<Service>> {
             command: Box::new(move || {
                 let base = match serves {
                     None => &base,
-                    Some(spec) => &vllm::copy_of(&base, spec, &copies)?,
+                    Some(spec) => &vllm::copy_of(&base, spec, &copies, port)?,
                 };
                 vllm::command(&options, base, &model, limits, port)
             }),

@@ -10,7 +10,7 @@ use crate::learn::learner::thread::Handle;
 use crate::learn::learner::{Checked, Learner, Metrics, Outcome};
 use crate::offline::Failed;
 use crate::outside::Outside;
-use crate::parity::Parity;
+use crate::parity::{Engines, Parity};
 use crate::quarantine::{self, Compared, Quarantine};
 use crate::share_alarm::{QUARANTINED, ShareAlarm};
 use crate::step_metrics;
@@ -54,8 +54,7 @@ pub(crate) struct Executor<'a> {
     /// How many of the latest samples were quarantined.
     pub quarantine: Quarantine,
     /// Whether log-probabilities of our engine and of others are as they should be.
-    /// By engine.
-    parity: BTreeMap<Option<String>, Parity>,
+    parity: [Parity; 2],
     /// Cohorts that a guard refused since the last published step.
     refused: u32,
     /// The run's random state, if it was restored.
@@ -190,7 +189,10 @@ impl<'a> Executor<'a> {
             baselines: Baselines::new(),
             cohort: Cohort::new(),
             quarantine: Quarantine::new(ShareAlarm::open(pool, run, QUARANTINED).await?),
-            parity: [(None, Parity::open(pool, run, None).await?)].into(),
+            parity: [
+                Parity::open(pool, run, Engines::Ours).await?,
+                Parity::open(pool, run, Engines::Remote).await?,
+            ],
             refused: 0,
             random: None,
             model_limits: ModelLimits::default(),
@@ -444,17 +446,13 @@ impl<'a> Executor<'a> {
     /// Begins or ends the alarms on log-probabilities.
     async fn watch_parity(&mut self, samples: &[Sample], checked: &Checked, limits: &Limits) -> anyhow::Result<()> {
         for &(index, mismatch) in &checked.compared {
-            let engine = &samples[index].engine;
-            if !self.parity.contains_key(engine) {
-                let parity = Parity::open(&self.trainer.pool, self.claim.run, engine.clone()).await?;
-                self.parity.insert(engine.clone(), parity);
-            }
-            if let Some(parity) = self.parity.get_mut(engine) {
-                parity.record(mismatch, guards::accepts(limits, engine.is_none(), &mismatch));
-            }
+            let [ours, remote] = &mut self.parity;
+            let engine = samples[index].engine.as_deref();
+            let parity = if engine.is_none() { ours } else { remote };
+            parity.record(engine, mismatch, guards::accepts(limits, engine.is_none(), &mismatch));
         }
         let k3_max = self.trainer.options.realtime.alarms.remote_k3_max;
-        for parity in self.parity.values_mut() {
+        for parity in &mut self.parity {
             parity
                 .watch(&self.trainer.pool, self.claim.run, &self.line, k3_max)
                 .await?;

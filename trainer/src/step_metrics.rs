@@ -2,7 +2,6 @@
 
 use crate::cohort::Timings;
 use crate::learn::learner::Metrics;
-use crate::parity;
 use runs::publish;
 
 /// `tail_seconds`: from the full cohort to the publication.
@@ -68,9 +67,8 @@ pub(super) fn record(
     for (name, value) in compared {
         metrics::gauge!(name, "line" => line.clone()).set(value);
     }
-    let engines = metrics.engines.iter().map(|(engine, of)| (Some(engine.as_str()), of));
-    for (engine, of) in [(None, mismatch)].into_iter().chain(engines) {
-        let labels = [("line", line.clone()), ("engine", parity::name(engine).to_owned())];
+    for (engine, of) in [("ours", mismatch), ("remote", &metrics.remote)] {
+        let labels = [("line", line.clone()), ("engine", engine.to_owned())];
         metrics::gauge!("springtide_train_mismatch_k1_nats", &labels).set(of.k1);
         metrics::gauge!("springtide_train_mismatch_k3_nats", &labels).set(of.k3);
         for (quantile, value) in [

@@ -10,7 +10,7 @@ use super::catalog::Catalog;
 use super::gc::{Retention, live_versions};
 use super::{Error, Store};
 use artifact::digest::Digest;
-use artifact::manifest::{Manifest, ObjectRef};
+use artifact::manifest::{Manifest, ObjectRef, Parent};
 use artifact::quant::Spec;
 use artifact::sign::TrustedKeys;
 
@@ -167,21 +167,30 @@ fn check_manifests(report: &mut Report, catalog: &Catalog) {
                 continue;
             }
         };
-        let Some(parent) = manifest.parent else { continue };
-        match catalog.versions.get(&parent.version) {
+        let mut check = |named: Parent, name: &str, relation: &str| match catalog.versions.get(&named.version) {
             None => {
-                let message = format!("the manifest of its parent {} is not there", parent.version);
-                report.warning("manifest", at, message);
+                let message = format!("the manifest of its {name} {} is not there", named.version);
+                report.warning("manifest", at.clone(), message);
+                None
             }
-            Some(Ok(known)) if known.root != parent.root => {
+            Some(Ok(known)) if known.root != named.root => {
                 let message = format!(
-                    "it was made from content hash {} of version {}, whose content hash is {}",
-                    parent.root, parent.version, known.root
+                    "it {relation} content hash {} of version {}, whose content hash is {}",
+                    named.root, named.version, known.root
                 );
-                report.error("root", at, message);
+                report.error("root", at.clone(), message);
+                None
             }
-            Some(Ok(known)) => check_fence(report, known, manifest),
-            Some(Err(_)) => {}
+            Some(known) => known.as_ref().ok(),
+        };
+        if let Some(base) = manifest.adapts {
+            check(base, "base", "adapts");
+        }
+        let parent = manifest
+            .parent
+            .and_then(|parent| check(parent, "parent", "was made from"));
+        if let Some(parent) = parent {
+            check_fence(report, parent, manifest);
         }
     }
 }

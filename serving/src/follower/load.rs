@@ -147,6 +147,9 @@ impl Loader {
             .await
             .context("read the manifest")?;
         check_content_hash(manifest.root, target)?;
+        if let Some(spec) = self.quantized {
+            quant::named(&manifest, spec).context("policy.serves")?;
+        }
         let mut tensor_bytes = manifest.tensor_bytes;
         if let Some(base) = manifest.adapts {
             let manifest = self.store.get_manifest(&self.policy, base.version, keys).await;
@@ -866,6 +869,12 @@ pub(super) mod tests {
             // and again nothing is done
             assert!(loader.load(&keys, wanted).await.unwrap().1.is_none());
         }
+        // its reference is compared with if it is of the copy
+        let manifest = loader.store.get_manifest("demo", target.version, &keys).await;
+        let mut manifest = manifest.unwrap();
+        assert!(manifest.reference.is_some() && loader.reference(&manifest).is_none());
+        manifest.reference.as_mut().unwrap().quantized = Some(Spec::Fp8.into());
+        assert_eq!(loader.reference(&manifest).as_deref(), manifest.reference.as_ref());
         // one that names no such copy is refused
         loader.quantized = Some(Spec::Int4);
         let (_, third) = crate::remote::tests::version(3);

@@ -219,10 +219,10 @@ impl Pool {
         &self.shared.clients[engine]
     }
 
-    /// What generations are logged with as their engine: its kind, and the copy that it serves.
+    /// What generations are logged with as their engine: its kind, and the copy that the fleet serves.
     pub(super) fn label(&self, engine: usize) -> Arc<str> {
         let kind = self.client(engine).kind();
-        match self.shared.quantized {
+        match self.shared.quantized.filter(|_| self.client(engine).names_weights()) {
             None => kind.into(),
             Some(spec) => format!("{kind} {spec}").into(),
         }

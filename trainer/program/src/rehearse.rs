@@ -23,6 +23,10 @@ pub async fn run(args: rehearsal::Args, app: &App) -> anyhow::Result<()> {
         "a rehearsal samples in f32, so what policy.compute = \"bf16\" computes would not be what was sampled: set it to \
              \"f32\""
     );
+    ensure!(
+        config.policy.serves.is_none(),
+        "a rehearsal samples with a version's own weights, and policy.serves names a copy of them: remove it"
+    );
     let mut settings = config.trainer.realtime.clone();
     if args.signal == Signal::Typed {
         settings.step.loss = Loss::CrossEntropy;

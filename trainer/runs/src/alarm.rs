@@ -4,28 +4,23 @@
 use crate::claim;
 use serde_json::Value;
 use sqlx::{PgConnection, PgPool};
-use std::borrow::Cow;
 use uuid::Uuid;
 
 /// An alarm with its state.
 #[derive(Debug)]
 pub struct Alarm {
     /// In `run_event.data`.
-    name: Cow<'static, str>,
+    name: &'static str,
     active: bool,
 }
 
 impl Alarm {
-    pub fn new(name: impl Into<Cow<'static, str>>, active: bool) -> Self {
-        Alarm {
-            name: name.into(),
-            active,
-        }
+    pub fn new(name: &'static str, active: bool) -> Self {
+        Alarm { name, active }
     }
 
     /// As the run's events say.
-    pub async fn open(pool: &PgPool, run: Uuid, name: impl Into<Cow<'static, str>>) -> sqlx::Result<Self> {
-        let name = name.into();
+    pub async fn open(pool: &PgPool, run: Uuid, name: &'static str) -> sqlx::Result<Self> {
         let state = sqlx::query_scalar!(
             r#"
             select data ->> 'state' as "state!" from run_event
@@ -34,7 +29,7 @@ impl Alarm {
             limit 1
             "#,
             run,
-            &*name
+            name
         )
         .fetch_optional(pool)
         .await?;
@@ -62,7 +57,7 @@ impl Alarm {
     ) -> sqlx::Result<()> {
         if active != self.active {
             let mut connection = pool.acquire().await?;
-            tell(&mut connection, run, &self.name, active, message, data).await?;
+            tell(&mut connection, run, self.name, active, message, data).await?;
             self.active = active;
         }
         Ok(())

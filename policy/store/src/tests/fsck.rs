@@ -103,3 +103,26 @@ async fn an_assignment_with_wrong_targets_is_reported() {
     let kinds = f.kinds(false).await;
     assert!(kinds.contains(&(Severity::Error, "assignment")) && kinds.contains(&(Severity::Error, "manifest")));
 }
+
+#[tokio::test]
+async fn an_adapter_of_other_weights_than_its_base_has_is_reported() {
+    let f = fixture();
+    let versions = f.chain(3, 1).await;
+    let (base, _) = &versions[1];
+    for (serial, root, expected) in [
+        (4, base.root, BTreeSet::new()),
+        (5, Digest::of(b"others"), [(Severity::Error, "root")].into()),
+    ] {
+        let manifest = Manifest {
+            version: serial,
+            line: format!("tuned-{serial}"),
+            adapts: Some(Parent {
+                version: base.version,
+                root,
+            }),
+            ..versions[2].0.clone()
+        };
+        f.store.put_manifest(&manifest, &f.key).await.unwrap();
+        assert_eq!(f.kinds(false).await, expected, "{serial}");
+    }
+}
