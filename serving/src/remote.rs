@@ -1,9 +1,10 @@
 //! Engines that run elsewhere, behind the same API, routes and log as our own.
 //!
-//! Each engine holds one version, or serves adapters of one base beside each other. [`Pool`] queues requests, sends each to an engine of its version
-//! and passes the tokens on. [`Updater`] changes the version of an engine: it drains it, gives it
-//! the weights that differ, and probes it. An engine gets no traffic before its probe: its
-//! log-probabilities of fixed prompts must be those that the manifest has.
+//! Each engine holds one version, or serves adapters of one base beside each other. [`Pool`] queues
+//! requests, sends each to an engine of its version and passes the tokens on. [`Updater`] changes
+//! the version of an engine: it drains it, gives it the weights that differ, and probes it. An
+//! engine gets no traffic before its probe: its log-probabilities of fixed prompts must be those
+//! that the manifest has.
 //!
 //! | module | |
 //! |---|---|
