@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import logging
 import os
 import socket
@@ -42,6 +43,8 @@ from springtide._runs import ENDED, RENEW_AFTER, WAIT_SECONDS, _Control, _member
 PIECE_BYTES = 16 << 20
 #: Every part of a cohort is read by each rank, unless there are so many parts for each.
 PARTS_PER_RANK_MIN = 8
+#: The factors in a folder that PEFT saved.
+ADAPTER_FILE = "adapter_model.safetensors"
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +317,9 @@ class Cohort:
         by the rank.
         """
         rank, ranks = self._trainer.rank, self._trainer.world_size
-        pattern = "*.safetensors" if ranks == 1 else f"shard-{rank + 1:05d}-*.safetensors"
+        return self._upload(folder, "*.safetensors" if ranks == 1 else f"shard-{rank + 1:05d}-*.safetensors")
+
+    def _upload(self, folder: str | Path, pattern: str) -> dict[str, int]:
         files = sorted(Path(folder).glob(pattern))
         if not files:
             raise SpringtideError(f"{folder} has no {pattern}: save the weights there first")
@@ -344,13 +349,21 @@ class Cohort:
         """Makes a step of the cohort: uploads the weights and waits until they are published. Returns the
         version's serial. Every rank calls it.
 
+        If rank 0 finds PEFT's `adapter_config.json` in `folder`, the version is that adapter: of the parent, or
+        of what the parent adapts. Only rank 0 uploads it.
+
         `state` is what the next cohort's `state` says, such as where the optimizer's state lies. `reference` is
         what `springtide.reference` computed, for a model that Springtide does not compute. Raises
         `RequestError` if the weights cannot be published, with what to change; the lease goes on.
         """
+        adapter = self._trainer._first(lambda: (_adapter(folder),))[0]
         mine: Answered = (None, None)
         try:
-            mine = ((self.upload(folder), self._dropped), None)
+            if adapter is None:
+                uploaded = self.upload(folder)
+            else:
+                uploaded = self._upload(folder, ADAPTER_FILE) if self._trainer.rank == 0 else {}
+            mine = ((uploaded, self._dropped), None)
         except Exception as failed:
             mine = (None, failed)
         files: dict[str, int] = {}
@@ -361,6 +374,7 @@ class Cohort:
         body = {
             "parent_root": self.parent_root,
             "files": files,
+            "adapter": adapter,
             "metrics": dict(metrics or {}),
             "dropped": dropped,
             "state": state,
@@ -449,6 +463,14 @@ class Cohort:
                 return answer.content
             log.warning("part %d of cohort %s arrived damaged: read again", part, self.id)
             time.sleep(1)
+
+
+def _adapter(folder: str | Path) -> Any:
+    """What the factors in a folder mean; None if it is none of PEFT's."""
+    try:
+        return json.loads((Path(folder) / "adapter_config.json").read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def _digest(data: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import os
 import pickle
@@ -117,6 +118,24 @@ def test_a_cohort_is_committed_with_its_files_and_what_was_dropped(tmp_path: Pat
     assert (body["metrics"], body["state"]) == ({"loss": 0.5}, {"at": 3})
 
 
+def test_the_adapter_that_rank_0_finds_is_committed_by_it_alone(tmp_path: Path) -> None:
+    config = {"peft_type": "LORA", "r": 2}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"factors")
+    committed = Answer(200, cohort(state="committed", version=13, root="cd"))
+    with serving(Answer(201, cohort()), NOTHING, committed, ENDED, SUCCEEDED) as server:
+        for one in trainer_at(server):
+            one.commit(tmp_path)
+    body = server.received[2].body
+    assert (body["files"], body["adapter"]) == ({"adapter_model.safetensors": 7}, config)
+    answers = [[(cohort(), None)], [((config,), None)], [(({"adapter_model.safetensors": 7}, {}), None), (({}, {}), None)]]
+    answers.append([({"state": "committed", "version": 13}, None)])
+    with serving() as server:  # rank 1 has no folder, and sends nothing
+        second = iter(trainer_at(server, rank=1, world_size=2, gather=lambda _: answers.pop(0)))
+        assert next(second).commit(tmp_path / "elsewhere") == 13
+    assert (server.received, answers) == ([], [])
+
+
 def test_a_cohort_that_is_left_goes_back_and_a_lost_one_does_not(tmp_path: Path) -> None:
     with serving(Answer(201, cohort()), DONE) as server:
         with pytest.raises(ZeroDivisionError):
@@ -148,7 +167,8 @@ def test_ranks_get_the_lease_of_rank_0_or_its_error_and_upload_their_own_shards(
     not_yet: list[Any] = [(None, None)]
     files = [(({"shard-00001-model-00001-of-00001.safetensors": 1}, {}), None), (({}, {"g": "code"}), None)]
     refused = pickle.loads(pickle.dumps(ConflictError(409, {"detail": "leased"})))
-    shared = iter([not_yet, [(cohort(), None)], files, not_yet, [({"version": 13}, None)], [(None, refused)]])
+    whole: list[Any] = [((None,), None)]
+    shared = iter([not_yet, [(cohort(), None)], whole, files, not_yet, [({"version": 13}, None)], [(None, refused)]])
     with serving(NOTHING) as server:
         trainer = trainer_at(server, rank=1, world_size=2, gather=lambda value: next(shared))
         with pytest.raises(ConflictError, match="leased"):

@@ -74,7 +74,7 @@ pub(crate) enum Trains {
     /// All weights.
     All,
     Adapter(AdapterSetup),
-    /// All weights, by a trainer outside. The name of its launcher, if this process starts it.
+    /// All weights or an adapter, by a trainer outside. The name of its launcher, if this process starts it.
     Outside(Option<String>),
 }
 
@@ -265,8 +265,7 @@ impl<'a> Executor<'a> {
             .await
             .with_context(|| format!("materialize version {}", self.head))?;
         if is_outside {
-            let merged = tokio::task::spawn_blocking(move || lora::merged(&checkpoint));
-            return self.load_outside(merged.await??).await;
+            return self.load_outside(checkpoint).await;
         }
         let arithmetic = self.trainer.arithmetic.clone();
         self.cohort = Cohort::new();

@@ -15,9 +15,11 @@ use crate::offline::Failed;
 use anyhow::Context;
 use artifact::checkpoint::Checkpoint;
 use artifact::delta;
+use artifact::manifest::Parent;
 use launch::Launched;
 use model::config::{ModelConfig, declared_context};
 use model::exact::ExactModel;
+use model::lora;
 use runs::advantage;
 use runs::door::samples;
 use runs::door::weights::{self, Change};
@@ -62,6 +64,8 @@ pub(crate) struct Outside {
 /// Weights that may be published.
 struct Verified {
     checkpoint: Arc<Checkpoint>,
+    /// The base, of an adapter.
+    adapts: Option<Parent>,
     metrics: Metrics,
     change: Change,
 }
@@ -246,6 +250,7 @@ impl Executor<'_> {
         let ready = cohort.ready.clone().unwrap_or_default();
         let Verified {
             checkpoint,
+            adapts,
             mut metrics,
             change,
         } = verified;
@@ -300,6 +305,7 @@ impl Executor<'_> {
         };
         let draft = Draft {
             reference: submission.reference,
+            adapts,
             ..self.draft(record, run_state.encode()?, parent, Arc::clone(&checkpoint))
         };
         let published = match self.publish(draft).await {
@@ -348,6 +354,7 @@ impl Executor<'_> {
         let limits = self.limits;
         let Submission {
             files,
+            adapter,
             dropped,
             metrics,
             ..
@@ -359,8 +366,30 @@ impl Executor<'_> {
         if dropped.len() == of_cohort.len() {
             return Ok(Err(NOTHING_TRAINED.into()));
         }
-        let store = &self.trainer.publisher.store;
-        let assembled = weights::assemble(store, (cohort.id, submitted.fence), files, parent).await;
+        let publisher = &self.trainer.publisher;
+        let (store, lease) = (&publisher.store, (cohort.id, submitted.fence));
+        let (assembled, adapts) = match adapter {
+            None => {
+                let parent = Arc::clone(parent);
+                let merged = tokio::task::spawn_blocking(move || lora::merged(&parent)).await??;
+                (weights::assemble(store, lease, files, &merged).await, None)
+            }
+            Some(config) => {
+                let base = match publisher.adapted(self.head).await? {
+                    Some(base) => base,
+                    None => {
+                        let parent = Arc::clone(parent);
+                        let root = tokio::task::spawn_blocking(move || parent.root()).await?;
+                        Parent {
+                            version: self.head,
+                            root,
+                        }
+                    }
+                };
+                let assembled = weights::assemble_adapter(store, lease, files, config, parent).await;
+                (assembled, Some(base))
+            }
+        };
         let (checkpoint, change) = match assembled {
             Err(weights::Error::Refused(why)) => return Ok(Err(why)),
             assembled => assembled.context("read the uploaded weights")?,
@@ -389,6 +418,7 @@ impl Executor<'_> {
         }
         Ok(Ok(Verified {
             checkpoint,
+            adapts,
             metrics: figures,
             change,
         }))

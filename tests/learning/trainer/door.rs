@@ -7,11 +7,13 @@ use super::offline::{control, control_beside, create_as, ended, fleet, get, inge
 use super::uses::{dataset, insert};
 use super::world::{Running, Sampled, World};
 use artifact::checkpoint::Checkpoint;
+use artifact::manifest::Parent;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use event_log::payload::EXPERTS;
 use fixture::eventually;
+use model::lora::{self, Adapter};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::RowAccessor;
 use runs::door::TrainedBy;
@@ -162,21 +164,50 @@ impl Leased {
         let mut sizes = BTreeMap::new();
         for (rank, bytes) in shards(weights).into_iter().enumerate() {
             let name = format!("shard-{:05}-model-00001-of-00001.safetensors", rank + 1);
-            let url = self.url(&format!("/files/{name}/0?fence={}", self.fence()));
-            let request = reqwest::Client::new().put(url).header("content-digest", digest(&bytes));
-            let response = request.body(bytes.clone()).send().await.unwrap();
-            assert_eq!(response.status(), 204, "{}", response.text().await.unwrap());
+            self.put(&name, &bytes).await;
             sizes.insert(name, bytes.len());
         }
         sizes
     }
 
+    async fn put(&self, name: &str, bytes: &Bytes) {
+        let url = self.url(&format!("/files/{name}/0?fence={}", self.fence()));
+        let request = reqwest::Client::new().put(url).header("content-digest", digest(bytes));
+        let response = request.body(bytes.clone()).send().await.unwrap();
+        assert_eq!(response.status(), 204, "{}", response.text().await.unwrap());
+    }
+
     async fn commit(&self, token: &str, files: &BTreeMap<String, usize>, dropped: &Value) -> (u16, Value) {
+        self.commit_of(token, files, dropped, None).await
+    }
+
+    async fn commit_of(
+        &self,
+        token: &str,
+        files: &BTreeMap<String, usize>,
+        dropped: &Value,
+        adapter: Option<&Value>,
+    ) -> (u16, Value) {
         let body = json!({
             "fence": self.fence(), "client_token": token, "parent_root": self.cohort["parent_root"], "files": files,
-            "dropped": dropped, "metrics": {"loss": 0.5, "own": 7.0}, "state": {"at": token},
+            "adapter": adapter, "dropped": dropped, "metrics": {"loss": 0.5, "own": 7.0}, "state": {"at": token},
         });
         post(self.url("/commit"), &body).await
+    }
+
+    /// Commits what PEFT would have saved.
+    async fn commit_adapter(&self, token: &str, adapter: &Adapter) -> (u16, Value) {
+        let folder = tempfile::tempdir().unwrap();
+        adapter.write_dir(folder.path()).unwrap();
+        let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+        let (file, bytes) = (
+            "adapter_model.safetensors",
+            Bytes::from(read("adapter_model.safetensors")),
+        );
+        self.put(file, &bytes).await;
+        let config = serde_json::from_slice(&read("adapter_config.json")).unwrap();
+        let files = BTreeMap::from([(file.to_owned(), bytes.len())]);
+        self.commit_of(token, &files, &json!({}), Some(&config)).await
     }
 
     /// A commit is refused, and this is why.
@@ -311,6 +342,75 @@ async fn a_cohort_is_leased_trained_outside_and_committed_once() {
         .await
         .unwrap();
     assert_eq!(parts, 0, "its files are deleted");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adapter_that_a_trainer_outside_commits_is_a_version_of_its_factors() {
+    let (door, mut leased) = Door::leased("door_adapter", "a").await;
+    let Door {
+        world,
+        control,
+        run,
+        running,
+    } = door;
+    let base = world.materialize(world.base).await;
+    let adapter = |r: usize, b: f32| {
+        let config = lora::Config {
+            r,
+            target_modules: lora::Targets::Names(vec!["q_proj".into()]),
+            ..lora::Config::default()
+        };
+        let mut adapter = Adapter::fresh(config, &base, 1).unwrap();
+        adapter.pairs.values_mut().for_each(|pair| pair.b.fill(b));
+        adapter
+    };
+    let mut elsewhere = adapter(2, 1e-3);
+    let (_, pair) = elsewhere.pairs.pop_first().unwrap();
+    elsewhere.pairs.insert("model.layers.9.self_attn.q_proj".into(), pair);
+    for (n, (wrong, why)) in [
+        (elsewhere, "no matrix of this name"),
+        (adapter(2, f32::INFINITY), "not finite"),
+        (adapter(2, 1e3), "above guards.change_max"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        forget_refusals(&world).await;
+        let (status, refused) = leased.commit_adapter(&format!("wrong-{n}"), &wrong).await;
+        assert_eq!(status, 422, "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(why), "{why}: {refused}");
+    }
+    // of the base; then another one of the same base; then one of another rank
+    let of_base = Some(Parent {
+        version: world.base,
+        root: base.root(),
+    });
+    for (step, (r, b)) in [(2, 1e-4), (2, 2e-4), (4, 1e-4)].into_iter().enumerate() {
+        let adapter = adapter(r, b);
+        let (status, committed) = leased.commit_adapter(&format!("step-{step}"), &adapter).await;
+        assert_eq!(status, 200, "{committed}");
+        let version = committed["version"].as_i64().unwrap();
+        let manifest = world.manifest(version).await;
+        assert_eq!((manifest.adapts, manifest.delta.is_some()), (of_base, step > 0));
+        assert!(manifest.tensor_bytes < base.tensor_bytes() / 5 && manifest.reference.is_some());
+        let published = Adapter::of_version(&*world.materialize(version).await).unwrap();
+        assert_eq!(published, Some(adapter));
+        world.follow(2 + step as i64, version, 0).await;
+        world.insert_all(&world.sample(version, 8).await, "champion").await;
+        leased = lease(&control, &run, &format!("lease-{step}"), 20).await.unwrap();
+        assert_eq!(leased.cohort["parent"], json!(version));
+    }
+    assert!(world.metrics(3).await["kl"].as_f64().unwrap() > 0.0);
+    // and all weights, made from the merged ones
+    let parent = world.materialize(leased.cohort["parent"].as_i64().unwrap()).await;
+    let weights = trained(&lora::merged(&parent).unwrap());
+    let files = leased.upload(&weights).await;
+    let (status, committed) = leased.commit("all", &files, &json!({})).await;
+    assert_eq!(status, 200, "{committed}");
+    let version = committed["version"].as_i64().unwrap();
+    assert_eq!(world.manifest(version).await.adapts, None);
+    assert_eq!(*world.materialize(version).await, weights);
     running.stop().await;
 }
 

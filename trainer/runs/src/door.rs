@@ -54,7 +54,7 @@ impl TrainedBy {
             (_, None) => Ok(()),
             (Self::Springtide, Some(lora)) => lora.check().map_err(|why| format!("lora: {why}")),
             (Self::External | Self::Launcher(_), Some(_)) => {
-                Err("lora: a trainer outside publishes all weights, so leave it out, or train with springtide".into())
+                Err("lora: a trainer outside commits an adapter or all weights as it likes, so leave it out".into())
             }
         }
     }
@@ -103,6 +103,9 @@ pub struct Submission {
     pub client_token: String,
     /// The uploaded files, and their sizes in bytes.
     pub files: BTreeMap<String, u64>,
+    /// PEFT's `adapter_config.json`, if the files have the factors of an adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<Value>,
     /// Generations that were not trained on, with a code for each.
     pub dropped: BTreeMap<Uuid, String>,
     /// Instead of files: nothing of the cohort is trained on, with this code.

@@ -272,6 +272,9 @@ pub(super) struct Commit {
     /// The uploaded safetensors files, and their sizes in bytes.
     #[serde(default)]
     files: BTreeMap<String, u64>,
+    /// PEFT's `adapter_config.json`, if the files are an adapter of the parent, or of what the parent adapts.
+    #[serde(default)]
+    adapter: Option<Value>,
     /// Instead of files: nothing of the cohort is trained on, with this code `[a-z0-9_]`.
     #[serde(default)]
     dropped_all: Option<String>,
@@ -326,6 +329,9 @@ impl Commit {
         if self.state.to_string().len() > STATE_BYTES_MAX {
             return Err("state has more than 64 KiB: store it elsewhere, and say here where".into());
         }
+        if (self.adapter.as_ref()).is_some_and(|adapter| adapter.to_string().len() > STATE_BYTES_MAX) {
+            return Err("adapter has more than 64 KiB: give what PEFT's adapter_config.json has".into());
+        }
         if self.reference.as_ref().is_some_and(|reference| !reference.is_sound()) {
             return Err("reference: its numbers are not finite, too many, or of ids beyond its vocabulary".into());
         }
@@ -357,6 +363,7 @@ pub(super) async fn commit(
         let submission = Submission {
             client_token: commit.client_token,
             files: commit.files,
+            adapter: commit.adapter,
             dropped: commit.dropped,
             dropped_all: commit.dropped_all,
             metrics: commit.metrics,

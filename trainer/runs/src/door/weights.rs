@@ -7,14 +7,18 @@
 //! A file is stored in pieces of [`PIECE_BYTES`], each uploaded by one request, so nobody holds a whole
 //! one in memory before it is put together.
 
+use artifact::adapter;
 use artifact::checkpoint::Checkpoint;
 use artifact::memory::{Buffer, put_next};
 use artifact::tensor::{TensorData, bytes_of, weight_bytes};
 use bytes::Bytes;
+use model::lora::{self, Adapter};
 use safetensors::Dtype;
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use store::Store;
 use uuid::Uuid;
 
@@ -33,6 +37,12 @@ pub enum Error {
     /// The trainer has to change something.
     #[error("{0}")]
     Refused(String),
+}
+
+impl From<lora::Error> for Error {
+    fn from(error: lora::Error) -> Self {
+        Error::Refused(error.to_string())
+    }
 }
 
 fn refused<T>(why: impl Into<String>) -> Result<T, Error> {
@@ -330,28 +340,99 @@ pub async fn assemble(
         (norm, change) = (norm + squares, change + difference);
         checkpoint.tensors.insert(tensor.clone(), new);
     }
-    let relative_norm = if norm > 0.0 {
-        (change / norm).sqrt()
-    } else {
-        change.sqrt()
+    Ok((checkpoint, Change::of(change, norm)))
+}
+
+/// Puts an uploaded adapter on `parent`, or on what that adapts. `config` is PEFT's. The change is that of the
+/// weights with each adapter added to them.
+pub async fn assemble_adapter(
+    store: &Store,
+    (cohort, fence): (Uuid, i64),
+    files: &BTreeMap<String, u64>,
+    config: &Value,
+    parent: &Arc<Checkpoint>,
+) -> Result<(Checkpoint, Change), Error> {
+    let mut factors = Checkpoint {
+        files: [(adapter::CONFIG.to_owned(), Bytes::from(config.to_string()))].into(),
+        ..Checkpoint::default()
     };
-    Ok((checkpoint, Change { relative_norm }))
+    for (name, size) in files {
+        let file = File {
+            store,
+            name,
+            cohort,
+            fence,
+            size: *size,
+        };
+        for part in file.header().await? {
+            if !part.tensor.starts_with(adapter::PREFIX) {
+                return refused(format!(
+                    "`{}` of {name} is not of an adapter: PEFT's names begin with `{}`",
+                    part.tensor,
+                    adapter::PREFIX
+                ));
+            }
+            let bytes = Bytes::from_owner(file.read(part.bytes).await?);
+            let tensor = TensorData {
+                dtype: part.dtype,
+                shape: part.shape,
+                bytes: bytes.into(),
+            };
+            if factors.tensors.insert(part.tensor.clone(), tensor).is_some() {
+                return refused(format!("`{}` of {name} is in another file too", part.tensor));
+            }
+        }
+    }
+    let parent = Arc::clone(parent);
+    let put = tokio::task::spawn_blocking(move || {
+        let base = parent.base();
+        let Some(adapter) = Adapter::of_version(&factors)? else {
+            return refused("there is no adapter_config.json");
+        };
+        let version = base.with_adapter(&adapter.version_of(&base)?);
+        let (old, new) = (lora::computed(&parent)?, lora::computed(&version)?);
+        let pairs = new
+            .tensors
+            .iter()
+            .filter_map(|(name, new)| Some((old.tensors.get(name)?, new)));
+        let (norm, change) = pairs.fold((0.0, 0.0), |(norm, change), (old, new)| {
+            let (squares, difference) = sums(old, new);
+            (norm + squares, change + difference)
+        });
+        drop((old, new));
+        Ok((version, Change::of(change, norm)))
+    });
+    put.await.map_err(|error| Error::Refused(error.to_string()))?
+}
+
+impl Change {
+    fn of(difference: f64, norm: f64) -> Self {
+        let relative_norm = match norm > 0.0 {
+            true => (difference / norm).sqrt(),
+            false => difference.sqrt(),
+        };
+        Change { relative_norm }
+    }
 }
 
 /// Σ old² and Σ (new − old)². Other dtypes than floats of at least 16 bits are not summed up.
 fn sums(old: &TensorData, new: &TensorData) -> (f64, f64) {
-    let width = weight_bytes(old.dtype);
-    let value: fn(&[u8]) -> f64 = match old.dtype {
+    let (Some(old), Some(new)) = (values(old), values(new)) else {
+        return (0.0, 0.0);
+    };
+    old.zip(new).fold((0.0, 0.0), |(squares, differences), (old, new)| {
+        (squares + old * old, differences + (new - old) * (new - old))
+    })
+}
+
+fn values(tensor: &TensorData) -> Option<impl Iterator<Item = f64>> {
+    let value: fn(&[u8]) -> f64 = match tensor.dtype {
         Dtype::F32 => |b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
         Dtype::BF16 => |b| f64::from(f32::from_le_bytes([0, 0, b[0], b[1]])),
         Dtype::F16 => |b| f64::from(half::f16::from_le_bytes([b[0], b[1]])),
-        _ => return (0.0, 0.0),
+        _ => return None,
     };
-    let pairs = old.bytes.chunks_exact(width).zip(new.bytes.chunks_exact(width));
-    pairs.fold((0.0, 0.0), |(squares, differences), (old, new)| {
-        let (old, new) = (value(old), value(new));
-        (squares + old * old, differences + (new - old) * (new - old))
-    })
+    Some(tensor.bytes.chunks_exact(weight_bytes(tensor.dtype)).map(value))
 }
 
 #[cfg(test)]
@@ -360,7 +441,6 @@ mod tests {
     use safetensors::tensor::TensorView;
     use serde_json::json;
     use std::collections::HashMap;
-    use std::sync::Arc;
 
     fn tensor(shape: &[usize], values: &[f32]) -> TensorData {
         TensorData {
