@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Opens every page of `control` in headless Chromium (tests/browser/pages.mjs). Needs Node.js, npm and Chromium, and an empty
+# Opens every page of `control` in headless Chromium (tests/browser/pages.mjs), then logs in through a real OpenID Connect
+# provider and tries wrong tokens of it (tests/browser/oidc.mjs). Needs Node.js, npm and Chromium, and an empty
 # Postgres and Kafka. This starts them: springtide stack test-env -- tools/browser-test.sh …
 # Usage: tools/browser-test.sh SPRINGTIDE PSQL [FOLDER]   (FOLDER: where screenshots go)
 # With ROWS it adds so many answers (tests/browser/many.sql), measures when each page is first painted (tests/browser/paint.mjs)
@@ -24,10 +25,10 @@ cp tests/browser/package.json tests/browser/package-lock.json tests/browser/*.mj
 (cd "$work" && npm ci --silent --no-audit --no-fund --ignore-scripts)
 
 free_ports() {
-  python3 -c 'import socket; s = [socket.socket() for _ in range(2)]; [x.bind(("127.0.0.1", 0)) for x in s]
+  python3 -c 'import socket; s = [socket.socket() for _ in range(3)]; [x.bind(("127.0.0.1", 0)) for x in s]
 print(*(x.getsockname()[1] for x in s))'
 }
-read -r port train_port <<<"$(free_ports)"
+read -r port train_port oidc_port <<<"$(free_ports)"
 export SPRINGTIDE__POSTGRES__URL=$SPRINGTIDE_TEST_POSTGRES
 export SPRINGTIDE__KAFKA__LIBRDKAFKA_FILE=$SPRINGTIDE_TEST_KAFKA_FILE
 export SPRINGTIDE__KAFKA__BROKERS=$SPRINGTIDE_TEST_KAFKA SPRINGTIDE__KAFKA__TOPIC_PREFIX=browser-$$
@@ -57,18 +58,28 @@ if [ -n "${ROWS:-}" ]; then
 fi
 key=$("$springtide" key create --role admin --label "Ada, release" | tail -n 1)
 texts_key=$("$springtide" key create --scope read,texts --label "Ada, to look at answers" | tail -n 1)
-"$springtide" control >control.log 2>&1 &
-pid=$!
-for _ in $(seq 300); do
-  curl --silent --fail --output /dev/null "http://127.0.0.1:$port/health" && break
-  kill -0 "$pid" 2>/dev/null || break
-  sleep 0.1
-done
+start_control() {
+  "$springtide" control >>control.log 2>&1 &
+  pid=$!
+  for _ in $(seq 300); do
+    curl --silent --fail --output /dev/null "http://127.0.0.1:$port/health" && break
+    kill -0 "$pid" 2>/dev/null || break
+    sleep 0.1
+  done
+}
+start_control
 if [ -n "${ROWS:-}" ]; then
   node paint.mjs "http://127.0.0.1:$port" "$key" "$chromium" "$ROWS" "${PAINT_JSON:?}"
   exit
 fi
 node pages.mjs "http://127.0.0.1:$port" "$key" "$texts_key" "$chromium" "$folder" || { tail -n 20 control.log >&2; exit 1; }
+kill "$pid"
+wait "$pid" || true
+export SPRINGTIDE__AUTH__OIDC__ISSUER=http://127.0.0.1:$oidc_port
+export SPRINGTIDE__AUTH__OIDC__REDIRECT_URL=http://127.0.0.1:$port/login/callback
+export SPRINGTIDE__AUTH__OIDC__GROUPS='[{name="springtide-release",role="release"},{name="springtide-ci",scopes=["read"]}]'
+start_control
+node oidc.mjs "http://127.0.0.1:$port" "$oidc_port" "$chromium" || { tail -n 20 control.log >&2; exit 1; }
 if grep -q -e "$key" -e "$texts_key" control.log; then
   echo "a key is in the log" >&2
   exit 1

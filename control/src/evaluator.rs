@@ -28,6 +28,7 @@ impl Evaluations {
             key: None,
             replica: None,
             requests_per_second: None,
+            is_person: false,
         })
     }
 }

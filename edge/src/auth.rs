@@ -1,13 +1,14 @@
 //! Authenticates callers by an API key in `Authorization: Bearer` or `x-api-key`, found in `api_key`
 //! by its BLAKE3 digest. Roles with pages for browsers also take it from a [`cookie`].
 //!
-//! A key belongs to a service, a tool or a person and has scopes. There are no sessions, users or
-//! passwords.
+//! A key belongs to a service, a tool or a person and has scopes. With an identity provider ([`oidc`]), its tokens
+//! count as keys. There are no sessions, users or passwords here.
 
 pub mod cookie;
 pub mod key;
 mod known;
 mod limits;
+pub mod oidc;
 mod scope;
 
 use std::net::SocketAddr;
@@ -31,18 +32,22 @@ use crate::held::until_sent;
 use crate::problem::Problem;
 use known::{KnownKeys, Unavailable};
 use limits::Limits;
+use oidc::{Provider, Use};
 
 /// The tenant of every caller where no key is needed.
 pub const OPEN_TENANT: &str = "default";
 
 crate::options! {
     /// `[auth]` of the configuration file.
-    #[derive(Copy, Eq)]
+    #[derive(Eq)]
     pub struct AuthOptions {
         /// Whether every request needs an API key (`springtide key create`). If not, every caller is
         /// an admin of the tenant `default`, and servers may listen on loopback addresses only.
         pub required: bool = false,
         pub limits: LimitOptions,
+        /// An identity provider whose tokens count as keys, for roles with a database. Default: none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub oidc: Option<oidc::OidcOptions> = None,
     }
 }
 
@@ -53,12 +58,15 @@ pub struct Principal {
     pub scopes: Scopes,
     /// Who holds the key, for people.
     pub label: String,
-    /// `None`: not a key of the table.
+    /// `None`: not a key of the table, nor a token of the provider.
     pub key: Option<KeyId>,
     /// The only replica that the key may report for.
     pub replica: Option<String>,
     /// Instead of the configured limit.
     pub requests_per_second: Option<NonZeroU32>,
+    /// A person, not a program: who has logged in at the identity provider. Without a provider nobody knows, and it is
+    /// true of all.
+    pub is_person: bool,
 }
 
 /// Identifies a key. Its secret is not known.
@@ -97,6 +105,7 @@ impl Principal {
             key: None,
             replica: None,
             requests_per_second: None,
+            is_person: true,
         }
     }
 
@@ -149,6 +158,7 @@ pub struct Auth {
     limits: Option<Arc<Limits>>,
     /// Whether the key may also come in a cookie.
     cookies: bool,
+    provider: Option<Arc<Provider>>,
 }
 
 #[derive(Debug, Clone)]
@@ -169,11 +179,13 @@ impl Auth {
                 keys: Keys::Table(KnownKeys::new(pool)),
                 limits: Some(Limits::new(options.limits)),
                 cookies: false,
+                provider: options.oidc.map(Provider::new).map(Arc::new),
             },
             false => Self {
                 keys: Keys::Open,
                 limits: None,
                 cookies: false,
+                provider: None,
             },
         }
     }
@@ -184,7 +196,13 @@ impl Auth {
             keys: key.map_or(Keys::Open, |key| Keys::Fixed(digest(key))),
             limits: None,
             cookies: false,
+            provider: None,
         }
+    }
+
+    /// Whose tokens count as keys.
+    pub fn provider(&self) -> Option<&Arc<Provider>> {
+        self.provider.as_ref()
     }
 
     /// Also takes the key from a [`cookie`], where no header has one. For roles with pages.
@@ -230,10 +248,17 @@ impl Auth {
         self.holder(secret(headers), &Guesses::default()).await
     }
 
-    /// Who holds this key. `guesses`: of the connection.
+    /// Who holds this key, or this access token. `guesses`: of the connection.
     pub async fn holder(&self, secret: Option<&str>, guesses: &Guesses) -> Result<Principal, Problem> {
+        self.holder_of(secret, Use::Access, guesses).await
+    }
+
+    async fn holder_of(&self, secret: Option<&str>, used: Use, guesses: &Guesses) -> Result<Principal, Problem> {
         if !self.required() {
             return Ok(Principal::operator());
+        }
+        if let (Some(provider), Some(token)) = (&self.provider, secret.filter(|secret| oidc::is_token(secret))) {
+            return provider.verify(token, used).await;
         }
         let secret = secret.ok_or_else(|| Problem::unauthorized("send the key as `Authorization: Bearer <key>`"))?;
         let digest = digest(secret);
@@ -247,7 +272,11 @@ impl Auth {
                 found.map_err(|Unavailable| Problem::unavailable("API keys cannot be checked right now", 2))?
             }
         };
-        principal.ok_or_else(|| Problem::unauthorized("the key is unknown, expired or revoked"))
+        let principal = principal.ok_or_else(|| Problem::unauthorized("the key is unknown, expired or revoked"))?;
+        Ok(Principal {
+            is_person: principal.is_person && self.provider.is_none(),
+            ..principal
+        })
     }
 }
 
@@ -261,7 +290,11 @@ async fn check(State(auth): State<Auth>, mut request: Request, next: Next) -> Re
         true => cookie::secret(request.method(), request.uri(), request.headers()),
         false => None,
     };
-    let principal = auth.holder(secret(request.headers()).or(cookie), &guesses).await?;
+    let (secret, used) = match secret(request.headers()) {
+        Some(secret) => (Some(secret), Use::Access),
+        None => (cookie, Use::Page),
+    };
+    let principal = auth.holder_of(secret, used, &guesses).await?;
     let open = match &auth.limits {
         Some(limits) => limits.admit(&principal)?,
         None => None,

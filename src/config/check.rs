@@ -86,6 +86,13 @@ impl Config {
         for address in [listen.serve, listen.ingest, listen.control, listen.train] {
             edge::bind::check(address, self.auth.required)?;
         }
+        if let Some(oidc) = &self.auth.oidc {
+            oidc.check().map_err(anyhow::Error::msg)?;
+            ensure!(
+                self.auth.required,
+                "auth.oidc is set, but without auth.required everybody is let in: set auth.required"
+            );
+        }
         if self.auth.required {
             let replica = format!("replica --replica {}", self.serve.replica);
             // The least that each needs: serve reports to control, the trainer requests rollouts.
@@ -201,6 +208,19 @@ mod tests {
     fn listening_beyond_loopback_needs_keys() {
         let why = refusal(|config| config.listen.serve = "0.0.0.0:8000".parse().unwrap());
         assert!(why.contains("auth.required"), "{why}");
+    }
+
+    #[test]
+    fn an_identity_provider_needs_groups_and_that_keys_are_required() {
+        let oidc = |groups: &str| {
+            let oidc = format!(r#"{{"issuer": "https://id.example", "groups": {groups}}}"#);
+            let oidc = serde_json::from_str(&oidc).unwrap();
+            refusal(|config| config.auth.oidc = Some(oidc))
+        };
+        let why = oidc("[]");
+        assert!(why.contains("auth.oidc.groups"), "{why}");
+        let why = oidc(r#"[{"name": "sre", "role": "release"}]"#);
+        assert!(why.contains("set auth.required"), "{why}");
     }
 
     #[test]

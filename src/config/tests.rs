@@ -280,6 +280,7 @@ fn secrets_are_not_printed() {
                 [spool]\napi_key = 'secret-6'\ncaller_key = 'secret-7'\n\
                 [relay]\napi_key = 'secret-8'\ncaller_key = 'secret-9'\n[policy]\nstore_api_key = 'secret-10'\n\
                 [follow]\ncaller_key = 'secret-11'\nengine_api_key = 'secret-12'\napi_key = 'secret-13'\n[world]\ncaller_key = 'secret-14'\n\
+                [auth.oidc]\nclient_secret = 'secret-15'\n\
                 [kafka.librdkafka]\n'sasl.password' = 'secret-5'";
     let shown = toml::to_string(&parse(text).unwrap()).unwrap();
     assert!(!shown.contains("secret"), "{shown}");

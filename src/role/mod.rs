@@ -46,7 +46,7 @@ impl Role {
             () = shutdown.cancelled() => anyhow::bail!("stopped while waiting for the database"),
         };
         Ok(Self {
-            auth: Auth::new(app.config.auth, pool.clone()),
+            auth: Auth::new(app.config.auth.clone(), pool.clone()),
             pool,
             metrics: app.metrics.clone(),
             shutdown,

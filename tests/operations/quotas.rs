@@ -34,7 +34,11 @@ const TEST: Actor<'_> = Actor {
 };
 
 fn required(limits: LimitOptions) -> AuthOptions {
-    AuthOptions { required: true, limits }
+    AuthOptions {
+        required: true,
+        limits,
+        oidc: None,
+    }
 }
 
 async fn make(stack: &Stack, tenant: &str, scopes: &[Scope], requests_per_second: u32) -> Created {

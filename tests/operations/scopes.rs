@@ -166,7 +166,7 @@ async fn every_route_is_open_to_keys_of_its_scope_only_as_the_documents_and_the_
         required: true,
         ..AuthOptions::default()
     };
-    let ingest = Service::start_behind(&stack, options(), auth).await;
+    let ingest = Service::start_behind(&stack, options(), auth.clone()).await;
     let required = [
         ("SPRINGTIDE__AUTH__REQUIRED", "true"),
         ("SPRINGTIDE__SERVE__API_KEY", "unused"),

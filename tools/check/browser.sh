@@ -1,4 +1,5 @@
-# Every page of control in headless Chromium: by keyboard, phone size, dark, axe. npm, 20 MB; needs Node.js 20.
+# Every page of control in headless Chromium: by keyboard, phone size, dark, axe; then logins at a real OpenID Connect
+# provider, and wrong tokens of it. npm, 25 MB; needs Node.js 20.
 # SHOTS=docs/images takes screenshots
 need stack
 packages chromium curl node npm

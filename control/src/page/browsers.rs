@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
+use edge::auth::cookie;
 use maud::html;
 
 use crate::page::layout::{Shown, document};
@@ -25,11 +26,12 @@ pub fn for_browsers(router: Router) -> Router {
 async fn answer(request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let browser = wants_page(request.headers()) && !uri.path().starts_with(API);
+    let kept = cookie::is_kept(request.headers());
     let response = next.run(request).await;
     let problem = response.extensions().get::<Problem>();
     match problem.filter(|_| browser) {
         None => harmless(response),
-        Some(problem) => page_of(problem, &method, &uri),
+        Some(problem) => page_of(problem, &method, &uri, kept),
     }
 }
 
@@ -59,10 +61,10 @@ fn wants_page(headers: &HeaderMap) -> bool {
     accepted.is_some_and(|accept| accept.contains("text/html"))
 }
 
-fn page_of(problem: &Problem, method: &Method, uri: &Uri) -> Response {
+fn page_of(problem: &Problem, method: &Method, uri: &Uri, kept: bool) -> Response {
     if problem.status == StatusCode::UNAUTHORIZED && method == Method::GET {
         let asked = uri.path_and_query().map_or("/", |path| path.as_str());
-        return Redirect::to(&login::address(asked)).into_response();
+        return Redirect::to(&login::address(asked, kept)).into_response();
     }
     let body = html! {
         div .login {

@@ -1,5 +1,11 @@
 //! Logging in: a key is checked once, and then kept by the browser in a cookie (`edge::auth::cookie`).
 //! The server keeps nothing. The key is in no address and no log.
+//!
+//! With an identity provider (`edge::auth::oidc`), the ID token takes the place of the key:
+//! ```text
+//! GET /login/provider   begins an attempt, kept in a cookie ─► the provider
+//! GET /login/callback   redeems the provider's code, if it is of this attempt ─► the page
+//! ```
 
 use axum::Extension;
 use axum::extract::State;
@@ -7,6 +13,7 @@ use axum::extract::rejection::FormRejection;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
+use edge::auth::oidc::{Attempt, Provider};
 use edge::auth::{Auth, Guesses, cookie};
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
@@ -24,6 +31,9 @@ const NEXT_BYTES_MAX: usize = 2000;
 struct Asked {
     /// Where to go afterwards.
     next: Option<String>,
+    /// The key that the browser keeps was refused.
+    #[serde(default)]
+    expired: bool,
 }
 
 /// What the form sends.
@@ -43,15 +53,28 @@ pub fn routes(auth: Auth) -> Routes {
             "Keep a key in the browser",
             post(log_in).body_bytes_max(BODY_BYTES_MAX).page(),
         )
+        .open_route("/login/provider", "Log in at the identity provider", get(begin).page())
+        .open_route(
+            "/login/callback",
+            "Come back from the identity provider",
+            get(come_back).page(),
+        )
         .open_route("/logout", "Forget the key in the browser", post(log_out).page())
         .with_state(auth)
 }
 
-/// The address of the form, from which a person gets to `next`.
-pub fn address(next: &str) -> String {
-    match local(next) {
-        "/" => "/login".to_owned(),
-        next => format!("/login?next={}", utf8_percent_encode(next, NON_ALPHANUMERIC)),
+/// The address of the form, from which a person gets to `next`. `expired`: the browser keeps a key that is refused.
+pub fn address(next: &str, expired: bool) -> String {
+    let mut asked = vec![];
+    if expired {
+        asked.push("expired=true".to_owned());
+    }
+    if local(next) != "/" {
+        asked.push(format!("next={}", utf8_percent_encode(local(next), NON_ALPHANUMERIC)));
+    }
+    match asked.is_empty() {
+        true => "/login".to_owned(),
+        false => format!("/login?{}", asked.join("&")),
     }
 }
 
@@ -67,19 +90,101 @@ fn local(next: &str) -> &str {
     }
 }
 
-async fn form(State(auth): State<Auth>, Query(asked): Query<Asked>) -> Response {
+async fn form(State(auth): State<Auth>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
     if !auth.required() {
         return Redirect::to("/").into_response();
     }
     let next = asked.next.unwrap_or_default();
-    Shown(StatusCode::OK, filled(local(&next), None)).into_response()
+    let next = local(&next);
+    let provider = login_provider(&auth);
+    // its token has expired: the provider knows whether the person is still logged in there
+    if provider.is_some() && asked.expired && cookie::is_kept(&headers) {
+        return Redirect::to(&begins(next)).into_response();
+    }
+    Shown(StatusCode::OK, filled(provider, next, None)).into_response()
+}
+
+/// Through which people log in.
+fn login_provider(auth: &Auth) -> Option<&Provider> {
+    auth.provider()
+        .map(AsRef::as_ref)
+        .filter(|provider| provider.has_login())
+}
+
+fn begins(next: &str) -> String {
+    format!("/login/provider?next={}", utf8_percent_encode(next, NON_ALPHANUMERIC))
+}
+
+fn no_provider() -> Problem {
+    Problem::not_found("nobody logs in through a provider here: auth.oidc.redirect_url is not set")
+}
+
+async fn begin(State(auth): State<Auth>, Query(asked): Query<Asked>) -> Result<Response, Problem> {
+    let provider = login_provider(&auth).ok_or_else(no_provider)?;
+    let attempt = Attempt::new(local(&asked.next.unwrap_or_default()))?;
+    let address = provider.login_address(&attempt).await?;
+    let kept = cookie::set_attempt(&attempt.to_text(), provider.is_secure());
+    let kept = kept.ok_or_else(|| Problem::internal("an attempt to log in has no form of a cookie"))?;
+    Ok(([(header::SET_COOKIE, kept)], Redirect::to(address.as_str())).into_response())
+}
+
+/// What the provider appends to the address.
+#[derive(Deserialize)]
+struct Brought {
+    code: Option<String>,
+    state: Option<String>,
+    error: Option<String>,
+}
+
+async fn come_back(
+    State(auth): State<Auth>,
+    axum::extract::Query(brought): axum::extract::Query<Brought>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let provider = login_provider(&auth).ok_or_else(no_provider)?;
+    let attempt = cookie::attempt(&headers).and_then(Attempt::from_text);
+    let attempt = attempt.filter(|attempt| brought.state.as_ref() == Some(&attempt.state));
+    let attempt = attempt.ok_or_else(|| {
+        Problem::bad_request("this browser has not begun this login, or more than ten minutes ago: begin at /login")
+    })?;
+    let forget = cookie::set_attempt("", provider.is_secure());
+    let code = brought.code.ok_or_else(|| {
+        let why: String = brought
+            .error
+            .unwrap_or_default()
+            .chars()
+            .filter(char::is_ascii_graphic)
+            .take(60)
+            .collect();
+        Problem::forbidden(format!("the identity provider did not log in: {why}"))
+    })?;
+    let (token, holder) = provider.redeem(&code, &attempt).await?;
+    let kept = cookie::set(&token, provider.is_secure()).ok_or_else(|| {
+        Problem::forbidden(
+            "the provider's ID token does not fit in a cookie: have it list fewer claims, or only the groups that \
+             auth.oidc.groups names",
+        )
+    })?;
+    tracing::info!(who = holder.label, "logged in through the identity provider");
+    // A redirect would go on with the request of the other site, which gets no strict cookie.
+    let next = local(&attempt.next);
+    let main = html! { div .login { p { "Logged in as " (holder.label) ". " a href=(next) { "Go on" } } } };
+    let shown = Shown(StatusCode::OK, document("Logged in", None, &html! {}, &main)).into_response();
+    let mut response = ([(header::REFRESH, format!("0; url={next}"))], shown).into_response();
+    for cookie in forget.into_iter().chain([kept]) {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
+    Ok(response)
 }
 
 /// The form. `wrong`: why the last try failed.
-fn filled(next: &str, wrong: Option<&str>) -> Markup {
+fn filled(provider: Option<&Provider>, next: &str, wrong: Option<&str>) -> Markup {
     let main = html! {
         div .login .card {
             h1 { "Log in" }
+            @if let Some(provider) = provider {
+                p { a href=(begins(next)) { "Log in at " (provider.host()) } }
+            }
             p { "With an API key of this Springtide. The browser keeps it for twelve hours, or until you log out." }
             @if let Some(wrong) = wrong { p .failed role="alert" { (wrong) } }
             form method="post" action="/login" {
@@ -133,7 +238,11 @@ async fn log_in(
         Some(cookie) => Ok(([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()),
         None => {
             let wrong = refused.unwrap_or("This is no API key.");
-            Ok(Shown(StatusCode::UNAUTHORIZED, filled(next, Some(wrong))).into_response())
+            Ok(Shown(
+                StatusCode::UNAUTHORIZED,
+                filled(login_provider(&auth), next, Some(wrong)),
+            )
+            .into_response())
         }
     }
 }

@@ -14,11 +14,16 @@ const SECURE: &str = "__Host-springtide_key";
 const PLAIN: &str = "springtide_key";
 /// A working day.
 const SECONDS_MAX: u32 = 12 * 3600;
+/// What browsers keep of a cookie is at least 4096 bytes, with its name and attributes.
+const BYTES_MAX: usize = 3900;
+/// What a login at the identity provider must bring back.
+const ATTEMPT: &str = "springtide_login";
+const ATTEMPT_SECONDS_MAX: u32 = 600;
 
-/// The header `Set-Cookie` that keeps `key` in the browser. `None`: no key has these characters.
+/// The header `Set-Cookie` that keeps `key` in the browser. `None`: no key has these characters, or so many.
 pub fn set(key: &str, tls: bool) -> Option<HeaderValue> {
     let harmless = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    if key.is_empty() || !key.bytes().all(harmless) {
+    if key.is_empty() || key.len() > BYTES_MAX || !key.bytes().all(harmless) {
         return None;
     }
     let (name, secure) = if tls { (SECURE, "; Secure") } else { (PLAIN, "") };
@@ -36,18 +41,44 @@ pub fn removed() -> [HeaderValue; 2] {
     ]
 }
 
+/// The header `Set-Cookie` that keeps an attempt to log in; an empty one removes it. The provider's redirect comes from
+/// another site, so it is not `Strict`.
+pub fn set_attempt(attempt: &str, tls: bool) -> Option<HeaderValue> {
+    let seconds = if attempt.is_empty() { 0 } else { ATTEMPT_SECONDS_MAX };
+    let secure = if tls { "; Secure" } else { "" };
+    let cookie = format!("{ATTEMPT}={attempt}; Path=/login; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}");
+    let mut value = HeaderValue::from_str(&cookie).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// The attempt to log in that this browser has begun.
+pub fn attempt(headers: &HeaderMap) -> Option<&str> {
+    pairs(headers)
+        .find(|(name, _)| *name == ATTEMPT)
+        .map(|(_, attempt)| attempt)
+}
+
+/// Whether the browser keeps a key, valid or not.
+pub fn is_kept(headers: &HeaderMap) -> bool {
+    pairs(headers).any(|(name, key)| (name == SECURE || name == PLAIN) && !key.is_empty())
+}
+
+fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    let all = headers.get_all(header::COOKIE).into_iter();
+    let pairs = all
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'));
+    pairs.filter_map(|pair| pair.trim().split_once('='))
+}
+
 /// The key in the cookie, if the request comes [from here](from_here).
 pub(super) fn secret<'a>(method: &Method, uri: &Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     if !from_here(method, uri, headers) {
         return None;
     }
-    let all = headers.get_all(header::COOKIE).into_iter();
-    let pairs = all
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(';'));
-    let named = pairs.filter_map(|pair| pair.trim().split_once('='));
     let (mut secure, mut plain) = (None, None);
-    for (name, key) in named.filter(|(_, key)| !key.is_empty()) {
+    for (name, key) in pairs(headers).filter(|(_, key)| !key.is_empty()) {
         match name {
             SECURE => secure = secure.or(Some(key)),
             PLAIN => plain = plain.or(Some(key)),

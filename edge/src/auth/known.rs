@@ -255,6 +255,7 @@ impl KnownKeys {
                     }),
                     replica: row.replica,
                     requests_per_second: per_second(row.requests_per_second),
+                    is_person: true,
                 },
                 key: row.id,
                 expires_at: row.expires_at,

@@ -28,6 +28,7 @@ fn principal() -> Principal {
         key: None,
         replica: None,
         requests_per_second: None,
+        is_person: false,
     }
 }
 

@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use edge::Problem;
 use edge::audit;
+use edge::auth::oidc::is_same_person;
 use edge::auth::{Principal, Scope};
 use edge::database::{page_limit, unavailable};
 use edge::json::Json;
@@ -365,6 +366,27 @@ fn requested(decision: &str) -> Result<Event, Problem> {
     })
 }
 
+fn check_approver(principal: &Principal, proposer: &str, wanted: u32, approvals: &[String]) -> Result<(), Problem> {
+    let actor = &principal.label;
+    if !principal.is_person {
+        return Err(Problem::forbidden(
+            "people approve canaries, and an identity provider says here who is one: log in at the page",
+        ));
+    }
+    if is_same_person(actor, proposer) {
+        return Err(Problem::forbidden(format!(
+            "{actor} proposed the canary, so others must approve it: it needs {wanted}"
+        )));
+    }
+    match approvals.iter().any(|other| is_same_person(actor, other)) {
+        false => Ok(()),
+        true => Err(Problem::conflict(format!(
+            "{actor} has approved it already; it has {} of {wanted} approvals",
+            approvals.len()
+        ))),
+    }
+}
+
 /// One person's approval. The release loop goes on when there are enough.
 async fn approve(
     transaction: &mut PgConnection,
@@ -378,20 +400,10 @@ async fn approve(
             "the canary needs no approval; it waits for the canary before it",
         ));
     }
-    if *actor == canary.actor {
-        return Err(Problem::forbidden(format!(
-            "{actor} proposed the canary, so others must approve it: it needs {wanted}"
-        )));
-    }
     let approvals = tables::approvals(&mut *transaction, canary.id)
         .await
         .map_err(unavailable)?;
-    if approvals.contains(actor) {
-        return Err(Problem::conflict(format!(
-            "{actor} has approved it already; it has {} of {wanted} approvals",
-            approvals.len()
-        )));
-    }
+    check_approver(principal, &canary.actor, wanted, &approvals)?;
     let transition = Transition {
         event: Event::Approve,
         from: canary.state,
@@ -424,4 +436,30 @@ async fn note(
     audit::append(transaction, principal.actor(), change)
         .await
         .map_err(unavailable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use edge::auth::Role;
+
+    #[test]
+    fn other_people_approve_each_once() {
+        let check = |label: &str, is_person: bool| {
+            let principal = Principal {
+                is_person,
+                ..Principal::with_role("default", Role::Release, label)
+            };
+            let approvals = ["Bo (u2)".to_owned()];
+            check_approver(&principal, "Ada (u1)", 2, &approvals).map_err(|problem| problem.status.as_u16())
+        };
+        assert_eq!(check("Cy (u3)", true), Ok(()));
+        assert_eq!(check("ci", false), Err(403), "no person");
+        assert_eq!(
+            check("Ada Lovelace (u1)", true),
+            Err(403),
+            "the proposer by another name"
+        );
+        assert_eq!(check("Bob (u2)", true), Err(409), "a second time by another name");
+    }
 }

@@ -183,6 +183,7 @@ impl World {
         let auth = AuthOptions {
             required: true,
             limits: unlimited,
+            oidc: None,
         };
         let mut sides = vec![
             Side::new(&stack.pool, "alpha", "demo").await,
@@ -192,7 +193,7 @@ impl World {
             payload_store: Some(format!("file://{}", stack.dir.path().join("payloads").display())),
             ..options()
         };
-        let ingest = Service::start_behind(stack, with_payloads, auth).await;
+        let ingest = Service::start_behind(stack, with_payloads, auth.clone()).await;
         let at_ingest = format!("http://{}", ingest.address);
         for side in &mut sides {
             side.log(&at_ingest).await;
