@@ -4,7 +4,7 @@
 //! Queries that span crates answer every tenant about what it logged itself, and nobody about others. All
 //! other routes are about the policy, and only for its tenant. Administrators may use all of them.
 //!
-//! This crate writes no table but the audit, and decides nothing. Files that pages and JSON share are beside
+//! This crate writes no table but the audit (the database erases users itself), and decides nothing. Files that pages and JSON share are beside
 //! this one; `page` uses `api`, never the reverse, apart from what its handlers share (`page/site.rs`).
 
 pub mod api;
@@ -32,6 +32,7 @@ use sqlx::PgPool;
 use store::Store;
 
 use api::dead_letters::DeadLetters;
+use api::erasures::{self, Erasures};
 use api::texts::Texts;
 use page::Site;
 
@@ -83,6 +84,20 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
     let read = Scope::Read;
     let policy = site.policy();
     let owner = OwnerOnly::new(pool.clone(), policy);
+    let erasures = Erasures {
+        pool: pool.clone(),
+        store: store.clone(),
+        releases: releases.clone(),
+    };
+    let erasures = Routes::new()
+        .route(
+            Scope::Admin,
+            "/v1/erasures",
+            "Erase what one user left",
+            post(erasures::create),
+        )
+        .route(Scope::Admin, "/v1/erasures", "List erasures", get(erasures::list))
+        .with_state(erasures);
     let queries = Routes::new()
         .route(
             read,
@@ -126,9 +141,9 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         .merge(serving::tide::http::routes(pool.clone(), policy))
         .merge(page::routes(site))
         .only_for_owner(owner);
-    queries.merge(of_the_policy).merge(page::open_routes(auth)).open_route(
-        "/health",
-        "Whether the process responds",
-        get(async || "ok"),
-    )
+    queries
+        .merge(erasures)
+        .merge(of_the_policy)
+        .merge(page::open_routes(auth))
+        .open_route("/health", "Whether the process responds", get(async || "ok"))
 }

@@ -195,15 +195,30 @@ pub async fn hold_consents(connection: &mut PgConnection, policy: &str) -> sqlx:
     Ok(())
 }
 
-/// The owner of a policy whose consents or owner the caller's transaction changes.
-async fn locked_owner(connection: &mut PgConnection, policy: &str) -> anyhow::Result<String> {
+/// Until the transaction ends, no step of any policy is committed.
+pub async fn hold_steps(connection: &mut PgConnection) -> sqlx::Result<()> {
+    let policies = sqlx::query_scalar!("select name from policy order by name");
+    for policy in policies.fetch_all(&mut *connection).await? {
+        lock_steps(connection, &policy).await?;
+    }
+    Ok(())
+}
+
+async fn lock_steps(connection: &mut PgConnection, policy: &str) -> sqlx::Result<()> {
     sqlx::query!(
         "select from pg_advisory_xact_lock(hashtextextended($1, 0))",
         format!("{LOCK}{policy}")
     )
-    .execute(&mut *connection)
-    .await
-    .context("wait for the commit of a step")?;
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// The owner of a policy whose consents or owner the caller's transaction changes.
+async fn locked_owner(connection: &mut PgConnection, policy: &str) -> anyhow::Result<String> {
+    lock_steps(connection, policy)
+        .await
+        .context("wait for the commit of a step")?;
     let owner = sqlx::query_scalar!("select tenant_id from policy where name = $1", policy)
         .fetch_optional(connection)
         .await

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use control::api::dead_letters::DeadLetters;
+use control::api::erasures::Erasures;
 use control::api::texts::Texts;
 use control::page::Site;
 use control::{Evaluations, Parts};
@@ -64,6 +65,12 @@ impl Args {
             dead_letters.clone(),
             role.shutdown.clone(),
         );
+        let erasures = Erasures {
+            pool: role.pool.clone(),
+            store: store.clone(),
+            releases: releases.clone(),
+        };
+        tokio::spawn(erasures.run(role.shutdown.clone()));
         let parts = Parts {
             site,
             auth: auth.clone(),

@@ -21,7 +21,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     (
         "Set up",
         &[
-            "secrets", "config", "key", "tenant", "audit", "sampler", "migrate", "stack",
+            "secrets", "config", "key", "tenant", "audit", "sampler", "erase", "migrate", "stack",
         ],
     ),
 ];

@@ -8,6 +8,7 @@ mod control_client;
 mod dataset;
 mod demo;
 mod dlq;
+mod erase;
 mod follow;
 mod health;
 mod help;
@@ -138,6 +139,10 @@ enum Command {
     /// Say whose a policy is, and which tenants let it train on their data.
     #[command(subcommand)]
     Tenant(tenant::Command),
+    /// Erase what one user left: prompts, answers, texts. Writes a signed receipt.
+    ///
+    /// Example: springtide erase --user u-42 --reason "request 1207" --receipt erasure-1207.json
+    Erase(erase::Args),
     /// Check and print the configuration.
     #[command(subcommand)]
     Config(config::Command),
@@ -318,6 +323,7 @@ impl Command {
             Self::Tenant(command) => command.run(app).await?,
             Self::Config(command) => command.run(app)?,
             Self::Secrets(args) => args.run()?,
+            Self::Erase(args) => args.run(app).await?,
             Self::Health(args) => args.run(app).await?,
             Self::Migrate(args) => args.run(app).await?,
         }

@@ -13,6 +13,7 @@ mod engines;
 mod environment;
 mod episode_bounds;
 mod episodes;
+mod erasure;
 mod experts;
 mod fleet;
 mod frozen_log;

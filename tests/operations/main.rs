@@ -7,6 +7,7 @@ mod audit;
 mod canary;
 mod control;
 mod database_users;
+mod erasure;
 mod keys;
 mod page;
 mod private;

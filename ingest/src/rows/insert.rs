@@ -367,6 +367,20 @@ pub(super) async fn payload_references(
     Ok(())
 }
 
+/// Takes from these rows what they say of users that were erased.
+pub(super) async fn unlink_erased(
+    connection: &mut PgConnection,
+    generations: &[Row<'_, Generation>],
+    feedback: &[Row<'_, Feedback>],
+) -> sqlx::Result<()> {
+    let generations: Vec<Uuid> = generations.iter().map(|row| row.body.id).collect();
+    let feedback: Vec<Uuid> = feedback.iter().map(|row| row.body.id).collect();
+    sqlx::query!("select unlink_arrived($1, $2)", &generations, &feedback)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
 /// Inserts retractions. Returns the ids that did not exist, each with whether the trajectory had
 /// closed.
 pub(super) async fn retractions(

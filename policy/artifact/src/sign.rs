@@ -30,6 +30,8 @@ pub use envelope::{Envelope, EnvelopeSignature};
 
 /// Kind of the signed timestamp.
 pub const TIMESTAMP_KIND: &str = "statement";
+/// The receipt of an erased user.
+pub const ERASURE_KIND: &str = "erasure";
 /// Kind of the revocation of a key.
 pub const REVOCATION_KIND: &str = "revocation";
 
@@ -95,7 +97,7 @@ impl Role {
     /// The role that signs documents of `kind`.
     pub fn of_kind(kind: &str) -> Self {
         match kind {
-            assignment::KIND | TIMESTAMP_KIND => Role::Release,
+            assignment::KIND | TIMESTAMP_KIND | ERASURE_KIND => Role::Release,
             REVOCATION_KIND => Role::Root,
             _ => Role::Trainer,
         }

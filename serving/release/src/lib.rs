@@ -34,7 +34,7 @@ pub use leader::{Round, run};
 pub use options::{AfterHarm, ArmOptions, ChampionBy, Learning, LearningAlias, Options};
 
 use anyhow::Context;
-use artifact::sign::{SigningKey, TrustedKeys};
+use artifact::sign::{Envelope, SigningKey, TrustedKeys};
 use decide::Rules;
 use event_log::Producer;
 use sqlx::PgPool;
@@ -106,6 +106,19 @@ impl ReleaseService {
     pub fn evaluate_with(&self, evaluator: Arc<dyn Evaluator>) {
         // the first one stays
         let _ = self.0.evaluator.set(evaluator);
+    }
+
+    /// Signs a document with the release key.
+    pub fn sign(&self, kind: &str, payload: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let envelope = Envelope::sign(kind, payload, &self.0.key).to_bytes();
+        envelope.context("write the envelope")
+    }
+
+    /// The payload of a document that a trusted key of its kind's role has signed.
+    pub async fn verified(&self, kind: &str, envelope: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let keys = self.trusted().await?;
+        let envelope = Envelope::from_bytes(envelope).context("read the envelope")?;
+        envelope.verify(kind, &keys).context("verify the signature")
     }
 
     fn rules(&self) -> Rules {

@@ -28,22 +28,22 @@ use uuid::Uuid;
 const SOON: Duration = Duration::from_secs(60);
 
 /// A lease, as its holder has it.
-struct Leased {
+pub struct Leased {
     control: String,
     cohort: Value,
 }
 
 /// A world whose realtime run is trained outside.
-struct Door {
-    world: World,
+pub struct Door {
+    pub world: World,
     control: String,
     run: String,
-    running: Running,
+    pub running: Running,
 }
 
 impl Door {
     /// With a full cohort, which is leased with this token.
-    async fn leased(name: &str, token: &str) -> (Self, Leased) {
+    pub async fn leased(name: &str, token: &str) -> (Self, Leased) {
         let world = World::start(name).await;
         world.follow(1, world.base, 0).await;
         world.insert_all(&world.sample(world.base, 8).await, "champion").await;
@@ -58,6 +58,10 @@ impl Door {
             running,
         };
         (door, leased)
+    }
+
+    pub async fn lease(&self, token: &str) -> Leased {
+        lease(&self.control, &self.run, token, 20).await.unwrap()
     }
 }
 
@@ -160,7 +164,7 @@ impl Leased {
     }
 
     /// The weights of two ranks: each has a half of the rows of every matrix.
-    async fn upload(&self, weights: &Checkpoint) -> BTreeMap<String, usize> {
+    pub async fn upload(&self, weights: &Checkpoint) -> BTreeMap<String, usize> {
         let mut sizes = BTreeMap::new();
         for (rank, bytes) in shards(weights).into_iter().enumerate() {
             let name = format!("shard-{:05}-model-00001-of-00001.safetensors", rank + 1);
@@ -177,7 +181,7 @@ impl Leased {
         assert_eq!(response.status(), 204, "{}", response.text().await.unwrap());
     }
 
-    async fn commit(&self, token: &str, files: &BTreeMap<String, usize>, dropped: &Value) -> (u16, Value) {
+    pub async fn commit(&self, token: &str, files: &BTreeMap<String, usize>, dropped: &Value) -> (u16, Value) {
         self.commit_of(token, files, dropped, None).await
     }
 
@@ -241,7 +245,7 @@ fn shards(weights: &Checkpoint) -> [Bytes; 2] {
 }
 
 /// Weights that differ from these in the last bit of some bf16 or f32 values.
-fn trained(parent: &Checkpoint) -> Checkpoint {
+pub fn trained(parent: &Checkpoint) -> Checkpoint {
     let mut weights = parent.clone();
     for tensor in weights.tensors.values_mut() {
         let mut bytes = tensor.bytes.to_vec();
@@ -464,7 +468,7 @@ async fn a_lease_that_another_has_taken_over_commits_nothing() {
 }
 
 /// Three of them drop the cohort.
-async fn forget_refusals(world: &World) {
+pub async fn forget_refusals(world: &World) {
     let forget = sqlx::query("update cohort set refusals = 0");
     forget.execute(&world.stack.pool).await.unwrap();
 }

@@ -127,6 +127,8 @@ pub(super) async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
         select id, config ->> 'tenant' as "tenant!", result -> 'parts' as "parts!" from run
         where policy = $1 and kind = 'export' and status = 'succeeded' and jsonb_array_length(result -> 'parts') > 0
           and ((result ->> 'oldest')::uuid < (select until_id from generation_horizon)
+               or exists (select from erasure e
+                          where e.erased_at > run.created_at and result -> 'tenants' ? e.tenant_id)
                or exists (select from jsonb_array_elements_text(result -> 'tenants') as one (id)
                           where one.id <> all ((select dataset_tenants($1))::text[])))
         order by id
@@ -151,7 +153,7 @@ pub(super) async fn sweep(trainer: &Trainer) -> anyhow::Result<()> {
             removed.context("delete a part of an export")?;
         }
         run::forget_parts(&trainer.pool, export.id).await?;
-        tracing::info!(run = %export.id, parts = parts.len(), "deleted an export: a tenant has withdrawn, or a row has expired");
+        tracing::info!(run = %export.id, parts = parts.len(), "deleted an export: a tenant has withdrawn, a user was erased, or a row has expired");
     }
     Ok(())
 }

@@ -215,7 +215,7 @@ pub(super) async fn export(
     let format = wanted.format;
     shared.dataset(&reference, &principal).await?;
     let found = shared.newest_export(&reference, format, &principal).await?;
-    let (kept, exported) = found.ok_or_else(|| {
+    let (kept, exported, made_at) = found.ok_or_else(|| {
         Problem::not_found(format!(
             "no run has exported {reference} as {} for this key's tenant: create one with `{{\"kind\": \"export\", \
              \"dataset\": \"{reference}\", \"format\": \"{}\"}}`, and ask again when it has succeeded",
@@ -223,7 +223,7 @@ pub(super) async fn export(
             format.as_str()
         ))
     })?;
-    shared.check_consents(&exported).await?;
+    shared.check_consents(&exported, made_at).await?;
     if exported.parts.is_empty() && exported.generations > 0 {
         return Err(Problem::conflict(
             "the file of this export has been deleted, because retention has deleted a generation that it had: export \
@@ -285,11 +285,11 @@ impl Shared {
         reference: &Reference,
         format: Format,
         principal: &Principal,
-    ) -> Result<Option<(ExportFor, Exported)>, Problem> {
+    ) -> Result<Option<(ExportFor, Exported, OffsetDateTime)>, Problem> {
         let tenant = visible_tenant(principal);
         let row = sqlx::query!(
             r#"
-            select config, result as "result!" from run
+            select config, result as "result!", created_at from run
             where policy = $1 and kind = 'export' and status = 'succeeded' and result is not null
               and config ->> 'dataset' = $2 and config ->> 'format' = $3
               and config ->> 'all_tenants' = case when $4::text is null then 'true' else 'false' end
@@ -308,24 +308,27 @@ impl Shared {
         let Some(row) = row else { return Ok(None) };
         let kept = serde_json::from_value(row.config).map_err(Problem::internal)?;
         let exported = serde_json::from_value(row.result).map_err(Problem::internal)?;
-        Ok(Some((kept, exported)))
+        Ok(Some((kept, exported, row.created_at)))
     }
 
-    /// Fails if a tenant whose rows the file has does not consent any more. The trainer deletes the file
-    /// soon.
-    async fn check_consents(&self, exported: &Exported) -> Result<(), Problem> {
+    /// Fails if a tenant whose rows the file has does not consent any more, or one of its users was erased since. The
+    /// trainer deletes the file soon.
+    async fn check_consents(&self, exported: &Exported, made_at: OffsetDateTime) -> Result<(), Problem> {
         let withdrawn = sqlx::query_scalar!(
             r#"select exists (select from unnest($2::text[]) as one (id)
-                              where one.id <> all (dataset_tenants($1))) as "withdrawn!""#,
+                              where one.id <> all (dataset_tenants($1))
+                                 or exists (select from erasure e where e.tenant_id = one.id and e.erased_at > $3))
+                      as "withdrawn!""#,
             &*self.policy,
-            &exported.tenants
+            &exported.tenants,
+            made_at
         )
         .fetch_one(&self.pool)
         .await
         .map_err(database)?;
         match withdrawn {
             true => Err(Problem::conflict(
-                "a tenant has withdrawn its consent since this export: export the dataset again",
+                "since this export a tenant has withdrawn its consent, or a user was erased: export the dataset again",
             )),
             false => Ok(()),
         }

@@ -295,14 +295,17 @@ pub(crate) async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid
     }
 }
 
-/// Fails unless the tenants of the whole cohort consent to the policy. None can withdraw from now until
-/// the transaction ends.
+/// Fails unless the tenants of the whole cohort consent to the policy and no user of it was erased. None can
+/// withdraw or be erased from now until the transaction ends.
 pub async fn refuse_withdrawn(connection: &mut PgConnection, policy: &str, cohort: &[Uuid]) -> Result<(), Error> {
     edge::tenant::hold_consents(&mut *connection, policy).await?;
     let allowed = sqlx::query_scalar!(
         r#"
         select count(*) as "allowed!" from generation g
         where g.id = any($1) and g.tenant_id = any((select consenting_tenants($2))::text[])
+          and g.untrainable is distinct from 'erased'
+          and not exists (select from erasure e
+                          where e.tenant_id = g.tenant_id and e.user_digest = user_digest(g.tenant_id, g.user_key))
         "#,
         cohort,
         policy

@@ -37,7 +37,8 @@ begin
         'drop_trajectories(text)', 'drop_without_consent(text, uuid, uuid, integer)',
         'next_dataset_version(text, text)', 'dataset_tenants(text)', 'dataset_members(text, jsonb, boolean)',
         'generation_texts(uuid[])', 'answers_to_the_same_prompt(uuid, integer, integer)',
-        'answer_figures(uuid[])', 'demonstrations(uuid[], timestamptz, boolean)'
+        'answer_figures(uuid[])', 'demonstrations(uuid[], timestamptz, boolean)',
+        'register_erasure(uuid, text, bytea, text)', 'erase_user(text, text, bytea)', 'unlink_arrived(uuid[], uuid[])'
     ] loop
         execute format('alter function %s security definer', signature);
         execute format('alter function %s set search_path = %I, pg_temp', signature, current_schema());
@@ -104,10 +105,11 @@ declare
         ['control', 'select, update', 'rollout'],
         -- and a trainer outside a cohort
         ['control', 'select, update', 'cohort'],
-        ['control', 'select', 'cohort_part'],
+        ['control', 'select', 'cohort_part, erasure'],
         -- train
         ['train', 'select', 'generation, trajectory, payload_reference, open_generation, consumer_offset, reward_definition,
-                             sampler, assignment, alias, generation_horizon, tenant_consent, experiment, dataset'],
+                             sampler, assignment, alias, generation_horizon, tenant_consent, experiment, dataset,
+                             erasure'],
         -- garbage collection keeps what a release may go back to
         ['train', 'select', 'canary, version_judgment'],
         -- how old what the fleet samples is
@@ -170,7 +172,8 @@ begin
                          select c.tenant_id from tenant_consent c where c.withdrawn_at is null)$p$);
     if exists (select from pg_roles where rolname = 'springtide_ingest') then
         grant execute on function create_generation_partition(text, uuid, uuid), create_trajectory_partition(text, uuid, uuid),
-            refuse_generations(text, uuid), accept_generations(text), drop_generations(text, uuid), drop_trajectories(text)
+            refuse_generations(text, uuid), accept_generations(text), drop_generations(text, uuid), drop_trajectories(text),
+            unlink_arrived(uuid[], uuid[])
             to springtide_ingest;
     end if;
     if exists (select from pg_roles where rolname = 'springtide_train') then
@@ -180,7 +183,8 @@ begin
     end if;
     if exists (select from pg_roles where rolname = 'springtide_control') then
         grant execute on function dataset_members(text, jsonb, boolean), dataset_tenants(text), next_dataset_version(text, text),
-            generation_texts(uuid[]), answer_figures(uuid[]), answers_to_the_same_prompt(uuid, integer, integer)
+            generation_texts(uuid[]), answer_figures(uuid[]), answers_to_the_same_prompt(uuid, integer, integer),
+            register_erasure(uuid, text, bytea, text), erase_user(text, text, bytea)
             to springtide_control;
     end if;
 end
