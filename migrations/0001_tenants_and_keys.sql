@@ -49,6 +49,23 @@ language sql stable parallel safe as $$
                      and c.given_at <= at and (c.withdrawn_at is null or at < c.withdrawn_at))
 $$;
 
+-- Users that were erased. What arrives of them later is unlinked, too.
+create table erasure (
+    id            uuid primary key default uuidv7(),
+    tenant_id     text not null,
+    user_digest   bytea not null,  -- as user_digest() makes it: the user's key itself is not kept
+    requested_by  text not null,   -- label of the key
+    erased_at     timestamptz not null default clock_timestamp(),  -- when it was registered
+    finished      boolean not null default false,  -- whether nothing is left of what was stored before
+    receipt       jsonb not null default '{}',  -- what erase_user counted
+    constraint erasure_user unique (tenant_id, user_digest)
+);
+
+create function user_digest(tenant text, user_key text) returns bytea
+language sql immutable parallel safe as $$
+    select sha256(convert_to(concat(length(tenant), ':', tenant, user_key), 'UTF8'))
+$$;
+
 create table api_key (
     id           uuid primary key default uuidv7(),
     tenant_id    text not null references tenant (id),

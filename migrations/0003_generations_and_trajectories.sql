@@ -425,7 +425,7 @@ language sql stable as $$
            case when answer.closed then coalesce(given.yes, false) and (coalesce(given.no, false) or coalesce(t.reward < 0, false))
                                         or coalesce(given.no, false) and coalesce(t.reward > 0, false) end,
            case when answer.closed then coalesce(given.tool_failed, false) end,
-           case when answer.counts and answer.shown then cardinality(g.token_ids)::bigint end,
+           case when answer.counts and answer.shown then nullif(cardinality(g.token_ids), 0)::bigint end,
            case when answer.counts and answer.shown then repeated_share(g.token_ids) end,
            case when answer.counts and answer.shown
                 then (select -avg(least(greatest(logprob, -100), 0))
@@ -532,7 +532,7 @@ language sql as $$
         where id = one
           and (tenant_id = current_setting('springtide.tenant', true)
                or current_setting('springtide.all_tenants', true) = 'on')
-          and prompt_prefix_len = 0 and payload_digest is null
+          and prompt_prefix_len = 0 and payload_digest is null and untrainable is distinct from 'erased'
     ),
     near as (
         select n.* from g cross join lateral (

@@ -157,6 +157,8 @@ language sql stable parallel safe as $$
         and (query ->> 'reward_min' is null or t.reward >= (query ->> 'reward_min')::double precision)
         and (query ->> 'reward_max' is null or t.reward <= (query ->> 'reward_max')::double precision)
         and user_in_split(query -> 'split', g.tenant_id, g.user_key)
+        and not exists (select from erasure e
+                        where e.tenant_id = g.tenant_id and e.user_digest = user_digest(g.tenant_id, g.user_key))
 $$;
 
 -- The trajectories that a query selects among those whose last generation is from `from_id` on,

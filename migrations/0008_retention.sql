@@ -113,7 +113,8 @@ begin
                               where conrelid = to_regclass(quote_ident(leaf)) and conname = 'generation_refused'
                                 and position(until::text in pg_get_constraintdef(oid)) > 0);
         execute format('alter table %I drop constraint if exists generation_refused,
-                                       add constraint generation_refused check (id >= %L) not valid', leaf, until);
+                                       add constraint generation_refused
+                                           check (id >= %L or untrainable is not distinct from ''erased'') not valid', leaf, until);
     end loop;
     if not exists (select from generation_expiry e where e.until_id = until) then
         delete from expiring_generation;
@@ -135,7 +136,8 @@ begin
     end if;
     alter table generation_default drop constraint if exists generation_refused;
     if kept is not null then
-        execute format('alter table generation_default add constraint generation_refused check (id >= %L) not valid', kept);
+        execute format('alter table generation_default add constraint generation_refused
+                            check (id >= %L or untrainable is not distinct from ''erased'') not valid', kept);
     end if;
     delete from expiring_generation;
     delete from generation_expiry;

@@ -2,22 +2,6 @@
 -- erasure, and sees no text. Rows stay and lose what they say, so that the ledger adds up, and so that a version's
 -- lineage stays known.
 
--- Users that were erased. What arrives of them later is unlinked, too.
-create table erasure (
-    id            uuid primary key default uuidv7(),
-    tenant_id     text not null,
-    user_digest   bytea not null,  -- as user_digest() makes it: the user's key itself is not kept
-    requested_by  text not null,   -- label of the key
-    erased_at     timestamptz not null default clock_timestamp(),
-    receipt       jsonb not null default '{}',  -- what erase_user counted
-    constraint erasure_user unique (tenant_id, user_digest)
-);
-
-create function user_digest(tenant text, user_key text) returns bytea
-language sql immutable parallel safe as $$
-    select sha256(convert_to(concat(length(tenant), ':', tenant, user_key), 'UTF8'))
-$$;
-
 -- Takes from generations what they say of anybody, with all that refers to them, and from feedback of `said` that is about
 -- erased ones. What is left of a generation is when, by which version and how long. Returns what it found.
 create function unlink(ids uuid[], said uuid[]) returns jsonb
@@ -31,7 +15,7 @@ begin
     update generation g
     set user_key = 'anonymous-' || g.id, prompt_prefix_len = 0, prompt_prefix_hash = null, prompt_ids = '{}',
         token_ids = '{}', logprobs = '{}', train_mask = null, payload_digest = null, seed = null, sampling = null,
-        signature = null, sampler = null, unsigned_digest = null, consent = false, untrainable = 'erased'
+        signature = null, sampler = null, unsigned_digest = null, task_id = null, group_id = null, consent = false, untrainable = 'erased'
     where g.id = any (ids);
 
     with about as materialized (
@@ -43,7 +27,7 @@ begin
         union
         select f.id, f.tenant_id
         from feedback f
-        where f.id = any (said) and (f.value_text <> '' or f.tags <> '{}')
+        where f.id = any (said)
           and (exists (select from generation g
                        where g.id = f.generation_id and g.tenant_id = f.tenant_id and g.untrainable = 'erased')
                or exists (select from generation g
@@ -80,7 +64,8 @@ begin
 end
 $$;
 
--- For the sink, in the transaction that stores events: unlinks those of erased users, and texts about them.
+-- For the sink, in the transaction that stores events: unlinks those of erased users, and texts about them. `said`: ids of
+-- feedback, and of what was retracted.
 create function unlink_arrived(generations uuid[], said uuid[]) returns void
 language plpgsql as $$
 begin
@@ -106,7 +91,7 @@ declare
 begin
     perform pg_advisory_xact_lock(hashtext('register_erasure'));
     insert into erasure (id, tenant_id, user_digest, requested_by) values (erasure_id, tenant, digest, actor)
-    on conflict on constraint erasure_user do update set erased_at = clock_timestamp()
+    on conflict on constraint erasure_user do update set erased_at = clock_timestamp(), finished = false
     returning id into registered;
     return registered;
 end
@@ -121,10 +106,12 @@ declare
     ids uuid[];
     counted jsonb;
 begin
+    -- Nobody sums up answers of a canary meanwhile, under the user's key.
+    perform pg_advisory_xact_lock(hashtextextended(c.id::text, 0)) from (select id from canary order by id) c;
     -- A key is compared faster than a digest.
     select coalesce(array_agg(g.id), '{}') into ids
     from generation g
-    where g.tenant_id = tenant and g.untrainable is distinct from 'erased'
+    where g.tenant_id = tenant
       and case when key is null then user_digest(g.tenant_id, g.user_key) = digest else g.user_key = key end;
 
     counted := unlink(ids, '{}');
@@ -154,15 +141,14 @@ begin
             select s.policy, s.version from jsonb_to_recordset(coalesce(e.receipt -> 'trained', '[]')) s (policy text, version bigint)
             union
             select r.policy, s.version
-            from step s join run r on r.id = s.run_id
-            where s.version is not null
-              and (exists (select from disposition d
-                           where d.run_id = s.run_id and d.step = s.step and d.kind = 'trained' and d.generation_id = any (ids))
-                   or exists (select from trajectory_use u
-                              where u.run_id = s.run_id and u.step = s.step and u.purpose = 'trained'
-                                and u.generation_id = any (ids)))) t))
+            from (select d.run_id, d.step from disposition d where d.kind = 'trained' and d.generation_id = any (ids)
+                  union
+                  select u.run_id, u.step from trajectory_use u where u.purpose = 'trained' and u.generation_id = any (ids)) used
+            join step s on s.run_id = used.run_id and s.step = used.step
+            join run r on r.id = s.run_id) t)),
+        finished = true
     where e.tenant_id = tenant and e.user_digest = digest
-    returning e.receipt || jsonb_build_object('erased_at', e.erased_at, 'id', e.id) into counted;
+    returning e.receipt || jsonb_build_object('erased_at', extract(epoch from e.erased_at), 'id', e.id) into counted;
     return counted;
 end
 $$;

@@ -168,9 +168,11 @@ async fn post_report(
                 or (select p.tenant_id from policy p where p.name = replica.policy)
                    is not distinct from (select p.tenant_id from policy p where p.name = excluded.policy))
            and ($9 or replica.owner is null or replica.owner = excluded.owner
-                or not exists (select from api_key k
-                               where coalesce(k.lineage, k.id) = replica.owner and k.revoked_at is null
-                                 and (k.expires_at is null or k.expires_at > now())))",
+                -- a holder of the provider's tokens has no row, and is in force
+                or exists (select from api_key k where coalesce(k.lineage, k.id) = replica.owner)
+                   and not exists (select from api_key k
+                                   where coalesce(k.lineage, k.id) = replica.owner and k.revoked_at is null
+                                     and (k.expires_at is null or k.expires_at > now())))",
         id,
         report.cluster,
         report.policy,

@@ -14,7 +14,7 @@ use super::output::{Confirm, Output, print};
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The user's key, as requests name it in `user`.
+    /// The user's key, as requests name it in `user`. `-` reads it from standard input, so that no list of processes has it.
     #[arg(long, required_unless_present = "verify", requires_all = ["reason", "receipt"])]
     user: Option<String>,
     /// The user's tenant [default: that of the API key].
@@ -45,6 +45,13 @@ impl Args {
         }
         let (Some(user), Some(file)) = (self.user, self.receipt) else {
             bail!("give --user and --receipt");
+        };
+        let user = match user.as_str() {
+            "-" => std::io::read_to_string(std::io::stdin())
+                .context("read the user from standard input")?
+                .trim_end_matches('\n')
+                .to_owned(),
+            _ => user,
         };
         self.confirm
             .ask("What this user left will be erased. Nothing can bring it back. Erase it?")?;

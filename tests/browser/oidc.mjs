@@ -80,7 +80,7 @@ const machine = await (await fetch(`${issuer}/token`, {
   body: "grant_type=client_credentials",
 })).json();
 assert.equal(await status(machine.access_token), 200, "an access token of the provider");
-assert.equal(await status(machine.access_token, "/v1/keys"), 404);
+assert.equal(await status(machine.access_token, "/v1/erasures"), 403, "it may read, and no more");
 
 // what is wrong in one thing, signed with the provider's own key
 const now = Math.floor(Date.now() / 1000);

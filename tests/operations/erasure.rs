@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use event_log::event::{self, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, Body, Event, Feedback, Generation, Retraction, Target, Value};
 use fixture::control::Control;
 use fixture::ingest::{SOON, SOURCE, Service, generation, send, stored};
 use fixture::{SPRINGTIDE, Stack, eventually};
@@ -36,6 +36,18 @@ fn comment(generation_id: Uuid) -> Event {
     feedback.into_event("default", SOURCE, event::now())
 }
 
+fn take_back(feedback: &Event) -> Event {
+    let Body::Feedback(feedback) = &feedback.body else {
+        panic!("no feedback")
+    };
+    let retraction = Retraction {
+        id: Uuid::now_v7(),
+        feedback_id: feedback.id,
+        reason: TEXT.to_owned(),
+    };
+    retraction.into_event("default", SOURCE, event::now())
+}
+
 /// Rows of any table that say something of the user.
 async fn traces(pool: &PgPool) -> Vec<String> {
     let tables = "select c.relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -57,7 +69,7 @@ async fn traces(pool: &PgPool) -> Vec<String> {
     found
 }
 
-async fn erase(control: &Control, folder: &Path, stack: &Stack) -> (bool, serde_json::Value) {
+async fn erase(control: &Control, folder: &Path, stack: &Stack) -> serde_json::Value {
     let output = tokio::process::Command::new(&*SPRINGTIDE)
         .current_dir(folder)
         .args([
@@ -79,9 +91,8 @@ async fn erase(control: &Control, folder: &Path, stack: &Stack) -> (bool, serde_
         .output()
         .await
         .unwrap();
-    let receipt = serde_json::from_slice(&output.stdout).unwrap_or_default();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    (output.status.success(), receipt)
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,9 +101,10 @@ async fn a_user_is_erased_everywhere_and_stays_erased() {
     let service = Service::start(&stack).await;
     let control = Control::start(&stack, &[]).await;
     let (theirs, late, honest) = (of_user(USER), of_user(USER), generation());
+    let said = comment(theirs.id);
     let events = [
         theirs.clone().into_event("default", SOURCE),
-        comment(theirs.id),
+        said.clone(),
         honest.clone().into_event("default", SOURCE),
     ];
     send(&stack, &events).await;
@@ -100,7 +112,7 @@ async fn a_user_is_erased_everywhere_and_stays_erased() {
     assert!(traces(&stack.pool).await.len() >= 2, "what is to be erased");
 
     let folder = tempfile::tempdir().unwrap();
-    let (_, receipt) = erase(&control, folder.path(), &stack).await;
+    let receipt = erase(&control, folder.path(), &stack).await;
     assert_eq!((&receipt["generations"], &receipt["feedback"]), (&json!(1), &json!(1)));
     assert_eq!(traces(&stack.pool).await, Vec::<String>::new());
     let verify = ["erase", "--verify", "receipt.json", "--json"];
@@ -136,7 +148,7 @@ async fn a_user_is_erased_everywhere_and_stays_erased() {
         "{ledger}"
     );
 
-    // what comes later is unlinked: an event of the log, a comment, and the first one again
+    // what comes later is unlinked: an event of the log, comments, a reason, and the first event again
     let again = theirs.clone().into_event("default", SOURCE);
     send(
         &stack,
@@ -144,11 +156,12 @@ async fn a_user_is_erased_everywhere_and_stays_erased() {
             late.clone().into_event("default", SOURCE),
             comment(late.id),
             comment(theirs.id),
+            take_back(&said),
             again,
         ],
     )
     .await;
-    stored(&stack.pool, 7).await;
+    stored(&stack.pool, 8).await;
     assert_eq!(traces(&stack.pool).await, Vec::<String>::new());
     let erased: i64 = sqlx::query_scalar("select count(*) from disposition where kind = 'erased'")
         .fetch_one(&stack.pool)
@@ -164,15 +177,41 @@ async fn a_user_is_erased_everywhere_and_stays_erased() {
         &[restored.clone().into_event("default", SOURCE), comment(restored.id)],
     )
     .await;
-    stored(&stack.pool, 9).await;
+    stored(&stack.pool, 10).await;
     assert!(!traces(&stack.pool).await.is_empty());
+    // and one that was cut off after it had begun
+    let cut_off = of_user("another-zebra");
+    send(&stack, &[cut_off.clone().into_event("default", SOURCE)]).await;
+    stored(&stack.pool, 11).await;
+    let register = "select register_erasure($1, 'default', user_digest('default', $2), 'a test')";
+    let register = sqlx::query(register).bind(Uuid::now_v7()).bind(&cut_off.user_key);
+    register.execute(&stack.pool).await.unwrap();
     drop(control);
     let control = Control::start(&stack, &[]).await;
-    eventually("the erasure is repeated", SOON, async || {
-        traces(&stack.pool).await.is_empty().then_some(())
+    eventually("the erasures are repeated", SOON, async || {
+        let left: i64 = sqlx::query_scalar("select count(*) from generation where user_key = 'another-zebra'")
+            .fetch_one(&stack.pool)
+            .await
+            .ok()?;
+        (left == 0 && traces(&stack.pool).await.is_empty()).then_some(())
     })
     .await;
     let listed = control.json("/v1/erasures").await;
-    assert_eq!(listed["data"][0]["id"], receipt["id"], "the same erasure: {listed}");
+    let ids: Vec<&serde_json::Value> = listed["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["id"])
+        .collect();
+    assert!(
+        ids.len() == 2 && ids.contains(&&receipt["id"]),
+        "the same erasure: {listed}"
+    );
+    let user: String = sqlx::query_scalar("select user_key from generation where id = $1")
+        .bind(cut_off.id)
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(user, format!("anonymous-{}", cut_off.id));
     service.stop().await;
 }

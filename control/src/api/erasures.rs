@@ -117,6 +117,8 @@ struct Counted {
     cohorts: i64,
     #[serde(default)]
     trained: Vec<Trained>,
+    /// Seconds since 1970.
+    erased_at: f64,
 }
 
 #[derive(Deserialize)]
@@ -126,13 +128,7 @@ struct Trained {
 }
 
 impl Counted {
-    async fn receipt(
-        self,
-        connection: &mut PgConnection,
-        tenant: String,
-        digest: &[u8],
-        erased_at: OffsetDateTime,
-    ) -> sqlx::Result<Receipt> {
+    async fn receipt(self, connection: &mut PgConnection, tenant: String, digest: &[u8]) -> sqlx::Result<Receipt> {
         let mut trained: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         for Trained { policy, version } in self.trained {
             trained.entry(policy).or_default().push(version);
@@ -147,7 +143,7 @@ impl Counted {
             id: self.id,
             tenant,
             user_digest: hex::encode(digest),
-            erased_at,
+            erased_at: OffsetDateTime::UNIX_EPOCH + time::Duration::seconds_f64(self.erased_at),
             generations: self.generations,
             feedback: self.feedback,
             payloads: self.payloads,
@@ -177,6 +173,13 @@ pub async fn create(
     // so that a caller who hangs up does not undo it half way
     let erased = tokio::spawn(async move {
         let tenant = tenant.unwrap_or_else(|| principal.tenant.clone());
+        let known = sqlx::query_scalar!(
+            r#"select exists (select from tenant where id = $1) as "known!""#,
+            tenant
+        );
+        if !known.fetch_one(&erasures.pool).await.map_err(unavailable)? {
+            return Err(Problem::not_found(format!("there is no tenant {tenant:?}")));
+        }
         let digest = sqlx::query_scalar!(r#"select user_digest($1, $2) as "digest!""#, tenant, user);
         let whom = Whom {
             id: Uuid::now_v7(),
@@ -224,9 +227,8 @@ impl Erasures {
         );
         let counted = counted.fetch_one(&mut *transaction).await?;
         let counted: Counted = serde_json::from_value(counted).map_err(|error| sqlx::Error::Decode(error.into()))?;
-        let erased_at = OffsetDateTime::now_utc();
         let receipt = counted
-            .receipt(&mut transaction, whom.tenant.to_owned(), &whom.digest, erased_at)
+            .receipt(&mut transaction, whom.tenant.to_owned(), &whom.digest)
             .await?;
         let change = Change {
             tenant: whom.tenant,
@@ -257,24 +259,28 @@ impl Erasures {
 
     async fn listed(&self) -> sqlx::Result<Vec<Receipt>> {
         let mut connection = self.pool.acquire().await?;
-        let rows =
-            sqlx::query!("select id, tenant_id, user_digest, erased_at, receipt from erasure order by erased_at desc");
+        let rows = sqlx::query!(
+            r#"select id, tenant_id, user_digest, extract(epoch from erased_at)::double precision as "erased_at!", receipt
+               from erasure where finished order by erased_at desc"#
+        );
         let mut receipts = vec![];
         for row in rows.fetch_all(&mut *connection).await? {
             let mut counted = row.receipt;
             counted["id"] = row.id.to_string().into();
+            counted["erased_at"] = row.erased_at.into();
             let counted: Counted =
                 serde_json::from_value(counted).map_err(|error| sqlx::Error::Decode(error.into()))?;
             receipts.push(
                 counted
-                    .receipt(&mut connection, row.tenant_id, &row.user_digest, row.erased_at)
+                    .receipt(&mut connection, row.tenant_id, &row.user_digest)
                     .await?,
             );
         }
         Ok(receipts)
     }
 
-    /// Erases users again whose receipts the store has and the database does not: it was restored from before.
+    /// Ends erasures that were cut off, and erases users again whose receipts the store has and the database does not: it
+    /// was restored from before.
     pub async fn run(self, shutdown: CancellationToken) {
         loop {
             let Some(repeated) = shutdown.run_until_cancelled(self.repeat()).await else {
@@ -292,13 +298,20 @@ impl Erasures {
     }
 
     async fn repeat(&self) -> anyhow::Result<()> {
-        let known = sqlx::query!("select tenant_id, user_digest from erasure").fetch_all(&self.pool);
-        let known: Vec<(String, String)> = known
-            .await
-            .context("read the erasures")?
-            .into_iter()
-            .map(|row| (row.tenant_id, hex::encode(row.user_digest)))
-            .collect();
+        let name = audit::role_name("control");
+        let actor = Actor { key: None, name: &name };
+        let begun = sqlx::query!("select id, tenant_id, user_digest, finished from erasure").fetch_all(&self.pool);
+        let begun = begun.await.context("read the erasures")?;
+        for row in begun.iter().filter(|row| !row.finished) {
+            let whom = Whom {
+                id: row.id,
+                tenant: &row.tenant_id,
+                user: None,
+                digest: row.user_digest.clone(),
+            };
+            let receipt = self.erase(whom, actor, "the erasure was cut off").await?;
+            self.keep(receipt).await?;
+        }
         for key in self
             .store
             .list_private(FOLDER)
@@ -306,11 +319,11 @@ impl Erasures {
             .context("list receipts")?
             .into_keys()
         {
-            let envelope = self
-                .store
-                .get_private(&key)
-                .await
-                .with_context(|| format!("read {key}"))?;
+            if begun.iter().any(|row| key.ends_with(&row.id.to_string())) {
+                continue;
+            }
+            let envelope = self.store.get_private(&key).await;
+            let envelope = envelope.with_context(|| format!("read {key}"))?;
             let receipt = match self.releases.verified(KIND, &envelope).await {
                 Ok(payload) => serde_json::from_slice::<Receipt>(&payload).context("read it"),
                 Err(error) => Err(error),
@@ -321,25 +334,26 @@ impl Erasures {
                     tracing::error!(
                         key,
                         error = format!("{error:#}"),
-                        "the receipt of an erasure is not valid"
+                        "the receipt of an erasure is not valid, so its user is not erased again"
                     );
                     continue;
                 }
             };
-            if known.contains(&(receipt.tenant.clone(), receipt.user_digest.clone())) {
+            let digest = hex::decode(&receipt.user_digest).context("read the digest")?;
+            if begun
+                .iter()
+                .any(|row| row.tenant_id == receipt.tenant && row.user_digest == digest)
+            {
                 continue;
             }
             let whom = Whom {
                 id: receipt.id,
                 tenant: &receipt.tenant,
                 user: None,
-                digest: hex::decode(&receipt.user_digest).context("read the digest")?,
+                digest,
             };
-            let name = audit::role_name("control");
-            let actor = Actor { key: None, name: &name };
-            let again = self
-                .erase(whom, actor, "the database was restored from before the erasure")
-                .await?;
+            let reason = "the database was restored from before the erasure";
+            let again = self.erase(whom, actor, reason).await?;
             self.keep(again).await?;
         }
         Ok(())

@@ -13,7 +13,7 @@ use axum::extract::rejection::FormRejection;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
-use edge::auth::oidc::{Attempt, Provider};
+use edge::auth::oidc::{Attempt, Provider, is_token};
 use edge::auth::{Auth, Guesses, cookie};
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
@@ -142,7 +142,7 @@ async fn come_back(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let provider = login_provider(&auth).ok_or_else(no_provider)?;
-    let attempt = cookie::attempt(&headers).and_then(Attempt::from_text);
+    let attempt = cookie::attempt(&headers, provider.is_secure()).and_then(Attempt::from_text);
     let attempt = attempt.filter(|attempt| brought.state.as_ref() == Some(&attempt.state));
     let attempt = attempt.ok_or_else(|| {
         Problem::bad_request("this browser has not begun this login, or more than ten minutes ago: begin at /login")
@@ -158,7 +158,16 @@ async fn come_back(
             .collect();
         Problem::forbidden(format!("the identity provider did not log in: {why}"))
     })?;
-    let (token, holder) = provider.redeem(&code, &attempt).await?;
+    let redeemed = provider.redeem(&code, &attempt).await.map_err(|problem| {
+        let why = problem.detail.clone().unwrap_or_default();
+        tracing::warn!(why, "a login through the identity provider failed");
+        // not 401, after which the browser would be sent to log in again
+        match problem.status {
+            StatusCode::UNAUTHORIZED => Problem::forbidden(why),
+            _ => problem,
+        }
+    });
+    let (token, holder) = redeemed?;
     let kept = cookie::set(&token, provider.is_secure()).ok_or_else(|| {
         Problem::forbidden(
             "the provider's ID token does not fit in a cookie: have it list fewer claims, or only the groups that \
@@ -227,6 +236,8 @@ async fn log_in(
     let (key, next) = (key.trim(), local(&next));
     let guesses = guesses.map(|Extension(guesses)| guesses).unwrap_or_default();
     let refused = match auth.holder(Some(key), &guesses).await {
+        // the cookie would not count
+        Ok(_) if is_token(key) => Some("This is a token and no key: log in at the identity provider."),
         Ok(_) => None,
         Err(problem) if problem.status == StatusCode::UNAUTHORIZED => Some("This key is unknown, expired or revoked."),
         Err(problem) => return Err(problem),

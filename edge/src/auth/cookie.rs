@@ -18,6 +18,7 @@ const SECONDS_MAX: u32 = 12 * 3600;
 const BYTES_MAX: usize = 3900;
 /// What a login at the identity provider must bring back.
 const ATTEMPT: &str = "springtide_login";
+const SECURE_ATTEMPT: &str = "__Host-springtide_login";
 const ATTEMPT_SECONDS_MAX: u32 = 600;
 
 /// The header `Set-Cookie` that keeps `key` in the browser. `None`: no key has these characters, or so many.
@@ -45,17 +46,22 @@ pub fn removed() -> [HeaderValue; 2] {
 /// another site, so it is not `Strict`.
 pub fn set_attempt(attempt: &str, tls: bool) -> Option<HeaderValue> {
     let seconds = if attempt.is_empty() { 0 } else { ATTEMPT_SECONDS_MAX };
-    let secure = if tls { "; Secure" } else { "" };
-    let cookie = format!("{ATTEMPT}={attempt}; Path=/login; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}");
+    let (name, secure) = if tls {
+        (SECURE_ATTEMPT, "; Secure")
+    } else {
+        (ATTEMPT, "")
+    };
+    let cookie = format!("{name}={attempt}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}");
     let mut value = HeaderValue::from_str(&cookie).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
 
-/// The attempt to log in that this browser has begun.
-pub fn attempt(headers: &HeaderMap) -> Option<&str> {
+/// The attempt to log in that this browser has begun. Over TLS a neighbour cannot set it.
+pub fn attempt(headers: &HeaderMap, tls: bool) -> Option<&str> {
+    let wanted = if tls { SECURE_ATTEMPT } else { ATTEMPT };
     pairs(headers)
-        .find(|(name, _)| *name == ATTEMPT)
+        .find(|(name, _)| *name == wanted)
         .map(|(_, attempt)| attempt)
 }
 

@@ -372,10 +372,12 @@ pub(super) async fn unlink_erased(
     connection: &mut PgConnection,
     generations: &[Row<'_, Generation>],
     feedback: &[Row<'_, Feedback>],
+    retractions: &[Row<'_, Retraction>],
 ) -> sqlx::Result<()> {
     let generations: Vec<Uuid> = generations.iter().map(|row| row.body.id).collect();
-    let feedback: Vec<Uuid> = feedback.iter().map(|row| row.body.id).collect();
-    sqlx::query!("select unlink_arrived($1, $2)", &generations, &feedback)
+    let said = feedback.iter().map(|row| row.body.id);
+    let said: Vec<Uuid> = said.chain(retractions.iter().map(|row| row.body.feedback_id)).collect();
+    sqlx::query!("select unlink_arrived($1, $2)", &generations, &said)
         .execute(connection)
         .await?;
     Ok(())

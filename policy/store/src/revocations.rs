@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use super::documents::{Document, contradiction, sign_document, signature};
-use super::keys::{assignment_key, manifest_key, revocation_key, squashed_delta_key};
+use super::keys::{assignment_key, manifest_key, private_key, revocation_key, squashed_delta_key};
 use super::{Error, Store};
 use artifact::assignment::Assignment;
 use artifact::manifest::Manifest;
-use artifact::sign::{REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
+use artifact::sign::{ERASURE_KIND, REVOCATION_KIND, Revocations, Role, SigningKey, TrustedKeys};
 use artifact::squash::SquashedDelta;
 
 /// Revocations that `policy resign` lists. Nobody else lists them.
@@ -140,7 +140,7 @@ impl Store {
     }
 
     /// Adds a signature by `signer` to every document of its role that `keys` verify and it has not
-    /// signed: of a trainer's key manifests and squashed deltas, of a release key assignments, of a
+    /// signed: of a trainer's key manifests and squashed deltas, of a release key assignments and receipts of erased users, of a
     /// root key the revocations that count. Only the envelopes change. Returns the number of new
     /// signatures.
     pub async fn resign(&self, policy: &str, keys: &TrustedKeys, signer: &SigningKey) -> Result<usize, Error> {
@@ -155,6 +155,9 @@ impl Store {
             for from in starts {
                 documents.push((squashed_delta_key(policy, from, to)?, SquashedDelta::KIND));
             }
+        }
+        for receipt in self.list_private("erasures").await?.into_keys() {
+            documents.push((private_key(&receipt)?, ERASURE_KIND));
         }
         let mut count = 0;
         for (key, kind) in documents {

@@ -28,9 +28,23 @@ pub enum Kind {
     Backend,
     /// Suspended beyond its session, then resumed.
     Zombie,
+    /// All brokers are restarted in order, one after the other.
+    Roll,
+    /// The primary is killed, and its standby takes its place.
+    Failover,
 }
 
-const KINDS: [Kind; 5] = [Kind::Ingest, Kind::Broker, Kind::Postgres, Kind::Backend, Kind::Zombie];
+const SINGLE: [Kind; 5] = [Kind::Ingest, Kind::Broker, Kind::Postgres, Kind::Backend, Kind::Zombie];
+/// Of three brokers and a Postgres with a standby; mostly these are what [`Kind::weighted`] chooses of them.
+const REPLICATED: [Kind; 7] = [
+    Kind::Roll,
+    Kind::Failover,
+    Kind::Failover,
+    Kind::Failover,
+    Kind::Failover,
+    Kind::Failover,
+    Kind::Ingest,
+];
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -40,6 +54,8 @@ impl Kind {
             Self::Postgres => "Postgres",
             Self::Backend => "Postgres, one process mid-transaction",
             Self::Zombie => "sink stopped past its session",
+            Self::Roll => "brokers restarted in turn",
+            Self::Failover => "Postgres failed over to its standby",
         }
     }
 
@@ -68,6 +84,8 @@ pub struct Driver<'a> {
     pool: PgPool,
     rng: StdRng,
     asleep: Option<(Pid, Instant)>,
+    /// The broker that was killed last.
+    broker: usize,
 }
 
 impl<'a> Driver<'a> {
@@ -78,15 +96,23 @@ impl<'a> Driver<'a> {
             pool: servers.pool(),
             rng: StdRng::seed_from_u64(seed),
             asleep: None,
+            broker: 0,
         }
     }
 
     /// Makes `count` kills during `time`, each kind at least once. Resumes suspended processes
     /// before it returns.
     pub async fn run(mut self, count: usize, time: Duration) -> Vec<Kill> {
-        let mut kinds = KINDS.to_vec();
+        let replicated = self.servers.kafka.len() > 1;
+        let mut kinds = match replicated {
+            true => REPLICATED.to_vec(),
+            false => SINGLE.to_vec(),
+        };
         while kinds.len() < count {
-            kinds.push(Kind::weighted(&mut self.rng));
+            kinds.push(match replicated {
+                true => Kind::Broker,
+                false => Kind::weighted(&mut self.rng),
+            });
         }
         kinds.truncate(count);
         kinds.shuffle(&mut self.rng);
@@ -114,7 +140,10 @@ impl<'a> Driver<'a> {
             let mut in_commit = false;
             let done = match kind {
                 Kind::Ingest => self.awake().is_some_and(|ingest| ingest.process.kill()),
-                Kind::Broker => self.servers.kafka.kill(),
+                Kind::Broker => {
+                    self.broker = (self.broker + 1) % self.servers.kafka.len();
+                    self.servers.kafka[self.broker].kill()
+                }
                 Kind::Postgres => self.servers.postgres.kill(),
                 Kind::Backend => match self.writing().await {
                     Some((pid, commits)) => {
@@ -124,6 +153,15 @@ impl<'a> Driver<'a> {
                     None => false,
                 },
                 Kind::Zombie => self.stop_one(),
+                Kind::Roll | Kind::Failover => {
+                    // the pause that it makes begins now
+                    let at = Instant::now();
+                    let done = match kind {
+                        Kind::Roll => self.servers.roll().await,
+                        _ => self.servers.fail_over().await,
+                    };
+                    return done.then_some(Kill { kind, at, in_commit });
+                }
             };
             if done {
                 let at = Instant::now();

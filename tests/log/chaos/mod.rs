@@ -3,7 +3,8 @@
 //! finally the tables are compared with the record.
 //!
 //! `make chaos NAME=ingest` runs it longer: `SPRINGTIDE_CHAOS_KILLS`, `_MINUTES`, `_RATE` (events per
-//! second), `_SEED`, `_SWAPS` (recreated clusters). The figures are also in
+//! second), `_SEED`, `_SWAPS` (recreated clusters), and `_REPLICATED` for three brokers and a Postgres with a standby, as in
+//! production: `make chaos NAME=replicated`. The figures are also in
 //! `target/chaos/ingest.json`.
 
 mod audit;
@@ -93,7 +94,10 @@ impl Size {
 async fn no_acknowledged_event_is_lost_or_duplicated_while_processes_are_killed() {
     let size = Size::from_environment();
     println!("SPRINGTIDE_CHAOS_SEED={}", size.seed);
-    let servers = Servers::start(CONFIG, &POSTGRES).await;
+    let servers = match parameter("REPLICATED", 0) {
+        0 => Servers::start(CONFIG, &POSTGRES).await,
+        _ => Servers::start_replicated(CONFIG, &POSTGRES).await,
+    };
     let ingests: Vec<Ingest> = (0..INGESTS).map(|nth| servers.ingest(nth, &[])).collect();
     for ingest in &ingests {
         ingest.answers().await;

@@ -31,6 +31,8 @@ pub enum Error {
     Fenced(#[from] Fenced),
     #[error("read the run from the database: {0}")]
     Database(#[from] sqlx::Error),
+    #[error("the cohort was dropped while it was filling: a user of it was erased, or the run has ended")]
+    CohortDropped,
 }
 
 /// One executor's right to a run.

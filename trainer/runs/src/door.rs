@@ -200,10 +200,11 @@ impl Cohort {
     /// Notes a file of samples.
     pub async fn add(&self, pool: &PgPool, claim: &Claim, part: &samples::Part) -> Result<(), claim::Error> {
         let mut transaction = claim.begin(pool).await?;
-        sqlx::query!(
+        let added = sqlx::query!(
             r#"
             insert into cohort_part (cohort_id, part, generations, trajectories, tokens, payload)
-            select $1, count(*)::integer, $2, $3, $4, $5 from cohort_part where cohort_id = $1
+            select c.id, (select count(*)::integer from cohort_part p where p.cohort_id = c.id), $2, $3, $4, $5
+            from cohort c where c.id = $1 and c.state = 'filling'
             "#,
             self.id,
             &part.generations,
@@ -214,13 +215,16 @@ impl Cohort {
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        Ok(())
+        match added.rows_affected() {
+            0 => Err(claim::Error::CohortDropped),
+            _ => Ok(()),
+        }
     }
 
     /// No more joins: it waits for its trainer now.
     pub async fn fill(&mut self, pool: &PgPool, claim: &Claim, ready: Ready) -> Result<(), claim::Error> {
         let mut transaction = claim.begin(pool).await?;
-        sqlx::query!(
+        let filled = sqlx::query!(
             "update cohort set state = 'full', ready = $2, filled_at = now() where id = $1 and state = 'filling'",
             self.id,
             Json(&ready) as _
@@ -228,6 +232,9 @@ impl Cohort {
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
+        if filled.rows_affected() == 0 {
+            return Err(claim::Error::CohortDropped);
+        }
         self.state = State::Full;
         self.ready = Some(ready);
         Ok(())
@@ -349,13 +356,13 @@ pub async fn close(pool: &PgPool, claim: &Claim) -> Result<(), claim::Error> {
 pub async fn drop_withdrawn(pool: &PgPool, policy: &str) -> sqlx::Result<()> {
     sqlx::query!(
         r#"
-        update cohort c set state = 'dropped', refusal = 'a tenant has withdrawn its consent, or a generation has expired'
+        update cohort c set state = 'dropped', refusal = 'a tenant has withdrawn its consent, a user was erased, or a generation has expired'
         from run r
         where r.id = c.run_id and r.policy = $1 and c.state = 'full'
           and exists (select from cohort_part p cross join unnest(p.generations) as member (id)
                       where p.cohort_id = c.id
                         and not exists (select from generation g
-                                        where g.id = member.id
+                                        where g.id = member.id and g.untrainable is distinct from 'erased'
                                           and g.tenant_id = any ((select consenting_tenants($1))::text[])))
         "#,
         policy

@@ -6,7 +6,7 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use openssl::rsa::Rsa;
 use serde_json::json;
 
-/// A provider that signs whatever a test says. A real one signs nothing wrong: `make check NAME=oidc` asks one.
+/// A provider that signs whatever a test says. A real one signs nothing wrong: `make check NAME=browser` asks one.
 struct Issuer {
     url: String,
     served: Arc<Mutex<Value>>,
@@ -198,7 +198,7 @@ async fn a_token_that_is_wrong_in_one_thing_is_refused() {
             Use::Access,
         ),
         (
-            "an untyped one",
+            "one of another type",
             signed(&good, "JWT", &issuer.claims(&json!({}))),
             Use::Access,
         ),

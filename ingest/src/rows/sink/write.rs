@@ -216,7 +216,7 @@ impl Sink {
         );
 
         insert::episode_ends(connection, &ends).await?;
-        insert::unlink_erased(connection, &generations, &feedback).await?;
+        insert::unlink_erased(connection, &generations, &feedback, &retractions).await?;
 
         counts.generations = generations.len();
         counts.feedback = feedback.len();

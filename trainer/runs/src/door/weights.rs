@@ -356,6 +356,8 @@ pub async fn assemble_adapter(
         files: [(adapter::CONFIG.to_owned(), Bytes::from(config.to_string()))].into(),
         ..Checkpoint::default()
     };
+    // more than a full rank would have, before anything is read
+    let (mut room, most) = (parent.tensor_bytes(), parent.tensor_bytes());
     for (name, size) in files {
         let file = File {
             store,
@@ -365,6 +367,10 @@ pub async fn assemble_adapter(
             size: *size,
         };
         for part in file.header().await? {
+            room = match room.checked_sub(part.bytes.end - part.bytes.start) {
+                Some(room) => room,
+                None => return refused(format!("the adapter has more bytes than its parent, {most}")),
+            };
             if !part.tensor.starts_with(adapter::PREFIX) {
                 return refused(format!(
                     "`{}` of {name} is not of an adapter: PEFT's names begin with `{}`",

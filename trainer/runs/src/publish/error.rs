@@ -101,6 +101,7 @@ impl From<claim::Error> for Error {
         match error {
             claim::Error::Fenced(fenced) => Error::Fenced(fenced),
             claim::Error::Database(error) => Error::Database(error),
+            claim::Error::CohortDropped => Error::LeaseLost,
         }
     }
 }

@@ -19,6 +19,9 @@ from (
                when f.provenance is not null then f.provenance
                -- the sink has verified the signature
                when not g.proven then 'bad_signature'
+               -- registered, and not unlinked yet
+               when exists (select from erasure e
+                            where e.tenant_id = g.tenant_id and e.user_digest = user_digest(g.tenant_id, g.user_key)) then 'erased'
                -- its sampler says why
                when g.untrainable is not null then g.untrainable
                -- a point mass has no gradient; a loss may learn from greedy answers all the same
