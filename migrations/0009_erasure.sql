@@ -107,7 +107,7 @@ declare
     counted jsonb;
 begin
     -- Nobody sums up answers of a canary meanwhile, under the user's key.
-    perform pg_advisory_xact_lock(hashtextextended(c.id::text, 0)) from (select id from canary order by id) c;
+    perform pg_advisory_xact_lock(hashtextextended(c.id::text, 0)) from (select canary_id as id from canary_sums order by canary_id) c;
     -- A key is compared faster than a digest.
     select coalesce(array_agg(g.id), '{}') into ids
     from generation g

@@ -11,6 +11,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use sqlx::PgPool;
 
+use super::parameter;
 use fixture::servers::{Ingest, Servers};
 
 /// Longer than the sink's session (6 s) and the group's reaction time.
@@ -32,6 +33,8 @@ pub enum Kind {
     Roll,
     /// The primary is killed, and its standby takes its place.
     Failover,
+    /// Postgres is restored to a moment in the past.
+    Restore,
 }
 
 const SINGLE: [Kind; 5] = [Kind::Ingest, Kind::Broker, Kind::Postgres, Kind::Backend, Kind::Zombie];
@@ -56,6 +59,7 @@ impl Kind {
             Self::Zombie => "sink stopped past its session",
             Self::Roll => "brokers restarted in turn",
             Self::Failover => "Postgres failed over to its standby",
+            Self::Restore => "Postgres restored to a moment before",
         }
     }
 
@@ -86,6 +90,8 @@ pub struct Driver<'a> {
     asleep: Option<(Pid, Instant)>,
     /// The broker that was killed last.
     broker: usize,
+    /// Restore instead of killing brokers.
+    restores: bool,
 }
 
 impl<'a> Driver<'a> {
@@ -97,6 +103,7 @@ impl<'a> Driver<'a> {
             rng: StdRng::seed_from_u64(seed),
             asleep: None,
             broker: 0,
+            restores: parameter("RESTORES", 0) > 0,
         }
     }
 
@@ -110,6 +117,7 @@ impl<'a> Driver<'a> {
         };
         while kinds.len() < count {
             kinds.push(match replicated {
+                true if self.restores => Kind::Restore,
                 true => Kind::Broker,
                 false => Kind::weighted(&mut self.rng),
             });
@@ -153,11 +161,15 @@ impl<'a> Driver<'a> {
                     None => false,
                 },
                 Kind::Zombie => self.stop_one(),
-                Kind::Roll | Kind::Failover => {
+                Kind::Roll | Kind::Failover | Kind::Restore => {
                     // the pause that it makes begins now
                     let at = Instant::now();
                     let done = match kind {
                         Kind::Roll => self.servers.roll().await,
+                        Kind::Restore => {
+                            let share = self.rng.random_range(0.05..0.9);
+                            self.servers.restore(share).await
+                        }
                         _ => self.servers.fail_over().await,
                     };
                     return done.then_some(Kill { kind, at, in_commit });
