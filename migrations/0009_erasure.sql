@@ -15,7 +15,8 @@ begin
     update generation g
     set user_key = 'anonymous-' || g.id, prompt_prefix_len = 0, prompt_prefix_hash = null, prompt_ids = '{}',
         token_ids = '{}', logprobs = '{}', train_mask = null, payload_digest = null, seed = null, sampling = null,
-        signature = null, sampler = null, unsigned_digest = null, task_id = null, group_id = null, consent = false, untrainable = 'erased'
+        signature = null, sampler = null, unsigned_digest = null, task_id = null, group_id = null, consent = false,
+        untrainable = 'erased'
     where g.id = any (ids);
 
     with about as materialized (
@@ -107,7 +108,8 @@ declare
     counted jsonb;
 begin
     -- Nobody sums up answers of a canary meanwhile, under the user's key.
-    perform pg_advisory_xact_lock(hashtextextended(c.id::text, 0)) from (select canary_id as id from canary_sums order by canary_id) c;
+    perform pg_advisory_xact_lock(hashtextextended(c.canary_id::text, 0))
+    from (select canary_id from canary_sums order by canary_id) c;
     -- A key is compared faster than a digest.
     select coalesce(array_agg(g.id), '{}') into ids
     from generation g

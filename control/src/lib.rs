@@ -59,6 +59,7 @@ pub struct Parts {
     pub releases: ReleaseService,
     pub texts: Arc<Texts>,
     pub dead_letters: Arc<DeadLetters>,
+    pub erasures: Erasures,
     /// Where exports of datasets lie.
     pub exports: Option<Exports>,
     /// The policy store, where trainers outside upload to.
@@ -76,6 +77,7 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
         releases,
         texts,
         dead_letters,
+        erasures,
         exports,
         store,
         report,
@@ -84,11 +86,6 @@ pub fn routes(pool: &PgPool, parts: Parts) -> Routes {
     let read = Scope::Read;
     let policy = site.policy();
     let owner = OwnerOnly::new(pool.clone(), policy);
-    let erasures = Erasures {
-        pool: pool.clone(),
-        store: store.clone(),
-        releases: releases.clone(),
-    };
     let erasures = Routes::new()
         .route(
             Scope::Admin,

@@ -70,13 +70,14 @@ impl Args {
             store: store.clone(),
             releases: releases.clone(),
         };
-        tokio::spawn(erasures.run(role.shutdown.clone()));
+        tokio::spawn(erasures.clone().run(role.shutdown.clone()));
         let parts = Parts {
             site,
             auth: auth.clone(),
             releases: releases.clone(),
             texts,
             dead_letters,
+            erasures,
             exports: exports.ok(),
             store,
             report,

@@ -191,7 +191,13 @@ pub async fn create(
             .erase(whom, principal.actor(), &reason)
             .await
             .map_err(unavailable)?;
-        erasures.keep(receipt).await.map_err(Problem::internal)
+        erasures.keep(receipt).await.map_err(|error| {
+            tracing::warn!(error = format!("{error:#}"), "cannot keep the receipt of an erasure");
+            Problem::unavailable(
+                "the user is erased, but the policy store does not take the receipt: ask again",
+                10,
+            )
+        })
     });
     erased.await.map_err(Problem::internal)?.map(Json)
 }
@@ -252,7 +258,7 @@ impl Erasures {
         let envelope = self.releases.sign(KIND, &payload)?;
         let key = format!("{FOLDER}/{}", receipt.id);
         let kept = self.store.put_private(&key, &envelope.clone().into()).await;
-        kept.context("keep the receipt in the policy store: erase the user again")?;
+        kept.context("put the receipt into the policy store")?;
         let envelope = serde_json::from_slice(&envelope).context("read the envelope")?;
         Ok(Erased { receipt, envelope })
     }
@@ -279,8 +285,8 @@ impl Erasures {
         Ok(receipts)
     }
 
-    /// Ends erasures that were cut off, and erases users again whose receipts the store has and the database does not: it
-    /// was restored from before.
+    /// Ends erasures that were cut off, keeps receipts that the store lacks, and erases users again whose receipts it has
+    /// and the database does not: that was restored from before.
     pub async fn run(self, shutdown: CancellationToken) {
         loop {
             let Some(repeated) = shutdown.run_until_cancelled(self.repeat()).await else {
@@ -312,13 +318,15 @@ impl Erasures {
             let receipt = self.erase(whom, actor, "the erasure was cut off").await?;
             self.keep(receipt).await?;
         }
-        for key in self
-            .store
-            .list_private(FOLDER)
-            .await
-            .context("list receipts")?
-            .into_keys()
-        {
+        let kept = self.store.list_private(FOLDER).await.context("list receipts")?;
+        let is_kept = |id: &Uuid| kept.contains_key(&format!("{FOLDER}/{id}"));
+        if begun.iter().any(|row| row.finished && !is_kept(&row.id)) {
+            let receipts = self.listed().await.context("read the erasures")?;
+            for receipt in receipts.into_iter().filter(|receipt| !is_kept(&receipt.id)) {
+                self.keep(receipt).await?;
+            }
+        }
+        for key in kept.into_keys() {
             if begun.iter().any(|row| key.ends_with(&row.id.to_string())) {
                 continue;
             }

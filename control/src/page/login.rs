@@ -13,7 +13,7 @@ use axum::extract::rejection::FormRejection;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use edge::Problem;
-use edge::auth::oidc::{Attempt, Provider, is_token};
+use edge::auth::oidc::{Attempt, Provider, is_token, no_login};
 use edge::auth::{Auth, Guesses, cookie};
 use edge::query::Query;
 use edge::routes::{Routes, get, post};
@@ -115,12 +115,8 @@ fn begins(next: &str) -> String {
     format!("/login/provider?next={}", utf8_percent_encode(next, NON_ALPHANUMERIC))
 }
 
-fn no_provider() -> Problem {
-    Problem::not_found("nobody logs in through a provider here: auth.oidc.redirect_url is not set")
-}
-
 async fn begin(State(auth): State<Auth>, Query(asked): Query<Asked>) -> Result<Response, Problem> {
-    let provider = login_provider(&auth).ok_or_else(no_provider)?;
+    let provider = login_provider(&auth).ok_or_else(no_login)?;
     let attempt = Attempt::new(local(&asked.next.unwrap_or_default()))?;
     let address = provider.login_address(&attempt).await?;
     let kept = cookie::set_attempt(&attempt.to_text(), provider.is_secure());
@@ -141,7 +137,7 @@ async fn come_back(
     axum::extract::Query(brought): axum::extract::Query<Brought>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let provider = login_provider(&auth).ok_or_else(no_provider)?;
+    let provider = login_provider(&auth).ok_or_else(no_login)?;
     let attempt = cookie::attempt(&headers, provider.is_secure()).and_then(Attempt::from_text);
     let attempt = attempt.filter(|attempt| brought.state.as_ref() == Some(&attempt.state));
     let attempt = attempt.ok_or_else(|| {

@@ -260,6 +260,11 @@ async fn fetch(request: reqwest::RequestBuilder) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
+/// People do not log in through a provider.
+pub fn no_login() -> Problem {
+    Problem::not_found("nobody logs in through a provider here: auth.oidc.redirect_url is not set")
+}
+
 fn refused(why: impl std::fmt::Display) -> Problem {
     Problem::unauthorized(format!("the identity provider's token is not accepted: {why}"))
 }
@@ -501,9 +506,7 @@ impl Provider {
 
     fn redirect_url(&self) -> Result<&str, Problem> {
         let url = self.options.redirect_url.as_deref();
-        url.ok_or_else(|| {
-            Problem::not_found("nobody logs in through a provider here: auth.oidc.redirect_url is not set")
-        })
+        url.ok_or_else(no_login)
     }
 
     /// The ID token for a code that the provider gave the browser.

@@ -38,7 +38,7 @@ pub enum Kind {
 }
 
 const SINGLE: [Kind; 5] = [Kind::Ingest, Kind::Broker, Kind::Postgres, Kind::Backend, Kind::Zombie];
-/// Of three brokers and a Postgres with a standby; mostly these are what [`Kind::weighted`] chooses of them.
+/// What happens at least to three brokers and a Postgres with a standby. Further ones are kills of brokers, or restores.
 const REPLICATED: [Kind; 7] = [
     Kind::Roll,
     Kind::Failover,

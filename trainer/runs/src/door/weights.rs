@@ -37,6 +37,8 @@ pub enum Error {
     /// The trainer has to change something.
     #[error("{0}")]
     Refused(String),
+    #[error("putting the adapter on its base ended early")]
+    Ended(#[from] tokio::task::JoinError),
 }
 
 impl From<lora::Error> for Error {
@@ -72,6 +74,21 @@ struct File<'a> {
     cohort: Uuid,
     fence: i64,
     size: u64,
+}
+
+/// The files of a lease: cohort and fence.
+fn uploaded<'a>(
+    store: &'a Store,
+    (cohort, fence): (Uuid, i64),
+    files: &'a BTreeMap<String, u64>,
+) -> impl Iterator<Item = File<'a>> {
+    files.iter().map(move |(name, &size)| File {
+        store,
+        name,
+        cohort,
+        fence,
+        size,
+    })
 }
 
 impl File<'_> {
@@ -275,14 +292,8 @@ pub async fn assemble(
     parent: &Checkpoint,
 ) -> Result<(Checkpoint, Change), Error> {
     let mut parts: BTreeMap<String, Vec<(&str, u64, Part)>> = BTreeMap::new();
-    for (name, size) in files {
-        let file = File {
-            store,
-            name,
-            cohort,
-            fence,
-            size: *size,
-        };
+    for file in uploaded(store, (cohort, fence), files) {
+        let (name, size) = (file.name, file.size);
         for part in file.header().await? {
             let Some(whole) = parent.tensors.get(&part.tensor) else {
                 return refused(format!(
@@ -298,7 +309,7 @@ pub async fn assemble(
                     part.tensor
                 ));
             }
-            of_tensor.push((name, *size, part));
+            of_tensor.push((name, size, part));
         }
     }
     let mut checkpoint = Checkpoint {
@@ -347,7 +358,7 @@ pub async fn assemble(
 /// weights with each adapter added to them.
 pub async fn assemble_adapter(
     store: &Store,
-    (cohort, fence): (Uuid, i64),
+    lease: (Uuid, i64),
     files: &BTreeMap<String, u64>,
     config: &Value,
     parent: &Arc<Checkpoint>,
@@ -358,14 +369,8 @@ pub async fn assemble_adapter(
     };
     // more than a full rank would have, before anything is read
     let (mut room, most) = (parent.tensor_bytes(), parent.tensor_bytes());
-    for (name, size) in files {
-        let file = File {
-            store,
-            name,
-            cohort,
-            fence,
-            size: *size,
-        };
+    for file in uploaded(store, lease, files) {
+        let name = file.name;
         for part in file.header().await? {
             room = match room.checked_sub(part.bytes.end - part.bytes.start) {
                 Some(room) => room,
@@ -408,7 +413,7 @@ pub async fn assemble_adapter(
         drop((old, new));
         Ok((version, Change::of(change, norm)))
     });
-    put.await.map_err(|error| Error::Refused(error.to_string()))?
+    put.await?
 }
 
 impl Change {
