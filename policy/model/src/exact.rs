@@ -27,7 +27,7 @@ use crate::gradient::Gradient;
 pub use crate::kernel::Compute;
 use crate::kernel::{Element, Matrix, Vector};
 use crate::lora;
-use crate::router::{Mismatch, Routing};
+use crate::router::{Disagreement, Mismatch, Routing};
 use crate::transformer::{Backend, Transformer};
 use artifact::checkpoint::Checkpoint;
 use artifact::isa::Isa;
@@ -35,6 +35,7 @@ use artifact::quant::{self, Spec};
 pub use artifact::threads::Threads;
 use backend::{ExactBackend, KvStorage, Segment};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Why a checkpoint cannot be loaded, or a request cannot be computed.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +142,8 @@ pub struct Pass {
     pub logits: Rows,
     /// The experts that each row used.
     pub routing: Routing,
+    /// By layer, if experts were replayed.
+    pub disagreements: BTreeMap<i64, Disagreement>,
 }
 
 impl ExactModel {
@@ -240,7 +243,7 @@ impl ExactModel {
             let machine = Machine { isa: self.isa, threads };
             let mut backend = ExactBackend::new(self, machine, KvStorage::Cache(&mut *cache), parts, logit_rows, None);
             let hidden = self.forward(&mut backend, &ids);
-            Ok::<_, Error>((backend.finish()?, self.project(machine, &hidden)))
+            Ok::<_, Error>((backend.finish()?.0, self.project(machine, &hidden)))
         })?;
         for &(slot, ids) in segments {
             cache.grow(slot, ids.len());
@@ -327,7 +330,7 @@ impl ExactModel {
                 parts: backend.take_kept(),
             }));
         }
-        let routing = backend.finish()?;
+        let (routing, disagreements) = backend.finish()?;
         Ok(Pass {
             lengths,
             ids,
@@ -336,6 +339,7 @@ impl ExactModel {
             logits: self.project(machine, &x),
             hidden: x,
             routing,
+            disagreements,
         })
     }
 

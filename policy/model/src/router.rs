@@ -71,6 +71,31 @@ pub struct Mismatch {
     pub recorded: String,
 }
 
+/// How often a router would have chosen other experts than were replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Disagreement {
+    pub tokens: usize,
+    /// Those for which at least one expert differs.
+    pub other: usize,
+}
+
+impl Disagreement {
+    /// Of one layer's choices, `[rows · per_token]` each, in any order within a row.
+    pub fn of(replayed: &[u32], own: &[u32], per_token: usize) -> Self {
+        let rows = replayed.chunks_exact(per_token).zip(own.chunks_exact(per_token));
+        let other = rows.filter(|(replayed, own)| !own.iter().all(|expert| replayed.contains(expert)));
+        Disagreement {
+            tokens: replayed.len() / per_token.max(1),
+            other: other.count(),
+        }
+    }
+
+    pub fn add(&mut self, more: Self) {
+        self.tokens += more.tokens;
+        self.other += more.other;
+    }
+}
+
 impl Routing {
     pub fn layers(&self) -> &[(i64, Vec<u32>)] {
         &self.layers

@@ -91,6 +91,9 @@ pub struct Metrics {
     pub remote: Mismatch,
     /// The same of each of these engines, as generations name it.
     pub engines: BTreeMap<String, Mismatch>,
+    /// By layer of experts: the share of trained tokens for which the trainer's router would have chosen others than the
+    /// sampler's, which were replayed.
+    pub other_experts: BTreeMap<i64, f64>,
     /// What the correction did to the tokens of both.
     pub correction: correction::Summary,
     /// The same of turns that older versions sampled: how far the policy has moved since.
@@ -562,6 +565,7 @@ impl Learner {
             terms.per_token.sum(Kind::Float).backward();
             self.gradients.add(&self.state.model, &pass, &logits.grad());
         }
+        self.accumulator.add_disagreements(&pass.disagreements);
         self.accumulator
             .add_batch(batch, transform, &recomputed, &distribution, &terms, corrected.as_ref());
         Ok(())

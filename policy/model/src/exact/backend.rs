@@ -5,10 +5,11 @@ use super::rows::{Kept, Rows};
 use super::{ExactModel, Machine, Parameter};
 use crate::config::{Experts, ModelConfig, Rotations, Scoring};
 use crate::kernel::{self, KvHead, Queries, Vector};
-use crate::router::{self, Mismatch, Routing};
+use crate::router::{self, Disagreement, Mismatch, Routing};
 use crate::transformer::{Backend, Linear, Part, Route};
 use artifact::isa::Isa;
 use artifact::threads::Threads;
+use std::collections::BTreeMap;
 
 /// Rows of a pass that are consecutive positions of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +94,7 @@ pub(super) struct ExactBackend<'a> {
     /// Layers of `replay` used so far.
     replayed: usize,
     routing: Routing,
+    disagreements: BTreeMap<i64, Disagreement>,
     mismatch: Option<Mismatch>,
     /// What the present layer computed, if it is to be kept.
     kept: Option<Kept>,
@@ -122,6 +124,7 @@ impl<'a> ExactBackend<'a> {
             replay,
             replayed: 0,
             routing: Routing::default(),
+            disagreements: BTreeMap::new(),
             mismatch: None,
             kept: None,
         }
@@ -137,8 +140,9 @@ impl<'a> ExactBackend<'a> {
         self.kept.take()
     }
 
-    /// The experts that rows used. An error if the recording did not fit or has layers left over.
-    pub fn finish(self) -> Result<Routing, Mismatch> {
+    /// The experts that rows used, and how often the routers would have chosen others than were replayed. An error if
+    /// the recording did not fit or has layers left over.
+    pub fn finish(self) -> Result<(Routing, BTreeMap<i64, Disagreement>), Mismatch> {
         let left = self.replay.and_then(|replay| replay.layers().get(self.replayed));
         match (self.mismatch, left) {
             (Some(mismatch), _) => Err(mismatch),
@@ -147,7 +151,7 @@ impl<'a> ExactBackend<'a> {
                 wanted: 0,
                 recorded: format!("layer {layer} with {} choices", experts.len()),
             }),
-            (None, None) => Ok(self.routing),
+            (None, None) => Ok((self.routing, self.disagreements)),
         }
     }
 
@@ -370,6 +374,14 @@ impl Backend for ExactBackend<'_> {
         }
         let rows = self.segments.iter().map(|segment| segment.count).sum();
         let last = layer + 1 == self.config.num_hidden_layers;
+        let choose = |(logits, scores): (&[f32], &[f32])| match bias.and_then(vector) {
+            Some(bias) => {
+                let biased = scores.iter().zip(bias.values()).map(|(score, bias)| score + bias);
+                router::choose(&biased.collect::<Vec<_>>(), experts)
+            }
+            None => router::choose(logits, experts),
+        };
+        let own = || logits.rows().zip(scores.rows()).flat_map(choose).collect::<Vec<u32>>();
         let chosen = match self.replay {
             Some(replay) => match replay.replay(&mut self.replayed, layer, rows * per_token, experts.count) {
                 Ok(all) if last => router::pick(&all, per_token, &self.logit_rows),
@@ -379,17 +391,17 @@ impl Backend for ExactBackend<'_> {
                     vec![0; logits.len() * per_token]
                 }
             },
-            None => {
-                let choose = |(logits, scores): (&[f32], &[f32])| match bias.and_then(vector) {
-                    Some(bias) => {
-                        let biased = scores.iter().zip(bias.values()).map(|(score, bias)| score + bias);
-                        router::choose(&biased.collect::<Vec<_>>(), experts)
-                    }
-                    None => router::choose(logits, experts),
-                };
-                logits.rows().zip(scores.rows()).flat_map(choose).collect()
-            }
+            None => own(),
         };
+        if self.replay.is_some() {
+            // of the same rows in every layer
+            let counted = |all: &[u32]| match last {
+                true => all.to_vec(),
+                false => router::pick(all, per_token, &self.logit_rows),
+            };
+            let disagreement = Disagreement::of(&counted(&chosen), &counted(&own()), per_token);
+            self.disagreements.insert(layer, disagreement);
+        }
         let mut weights = Rows::zeros(logits.len(), per_token);
         for ((weights, chosen), scores) in weights
             .rows_mut()

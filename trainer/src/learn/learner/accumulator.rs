@@ -6,6 +6,7 @@ use crate::learn::batch::{Counts, MicroBatch};
 use crate::learn::correction::{Corrected, Sums};
 use crate::learn::loss::Terms;
 use crate::learn::mismatch;
+use model::router::Disagreement;
 use runs::advantage;
 use runs::sample::{Sample, Trajectory};
 use std::collections::BTreeMap;
@@ -46,6 +47,8 @@ pub(super) struct Accumulator {
     of_head: LogProbs,
     /// The same of other engines, by name.
     engines: BTreeMap<String, LogProbs>,
+    /// By layer of experts.
+    disagreements: BTreeMap<i64, Disagreement>,
     /// Tokens of older versions.
     stale: LogProbs,
     correction: Sums,
@@ -132,6 +135,13 @@ impl Accumulator {
         self.replayed += usize::from(sample.experts.is_some());
     }
 
+    /// Adds how the routers of a micro-batch differ from the sampler's.
+    pub fn add_disagreements(&mut self, of_batch: &BTreeMap<i64, Disagreement>) {
+        for (&layer, &disagreement) in of_batch {
+            self.disagreements.entry(layer).or_default().add(disagreement);
+        }
+    }
+
     /// Adds what a micro-batch computed. `recomputed`: its log μ. `corrected`: if its tokens were.
     pub fn add_batch(
         &mut self,
@@ -195,6 +205,11 @@ impl Accumulator {
                 .engines
                 .iter()
                 .map(|(engine, of)| (engine.clone(), of.measure()))
+                .collect(),
+            other_experts: self
+                .disagreements
+                .iter()
+                .map(|(&layer, of)| (layer, of.other as f64 / of.tokens.max(1) as f64))
                 .collect(),
             correction: self.correction.summary(),
             stale: self.stale.measure(),

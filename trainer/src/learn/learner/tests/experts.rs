@@ -120,6 +120,13 @@ fn replayed_experts_keep_the_gradient_when_routers_differ_by_noise() {
             }
             sums[0] += differ as f64 / all as f64;
             sums[1] += error(&gradients(&mut trainer, &logged), &truth);
+            let by_layer = trainer.accumulator.metrics(1.0).other_experts;
+            assert!(by_layer.keys().eq(&[0, 1, 2, 3]), "{by_layer:?}");
+            let (mean, flips) = (by_layer.values().sum::<f64>() / 4.0, differ as f64 / all as f64);
+            match noise {
+                0.0 => assert_eq!(mean, 0.0),
+                _ => assert!((flips / 4.0..=flips * 4.0).contains(&mean), "{by_layer:?} {flips}"),
+            }
             sums[2] += error(&gradients(&mut trainer, &own), &truth);
         }
         let [flips, replayed, free] = sums.map(|sum| sum / seeds as f64);
