@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use sqlx::error::DatabaseError;
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Executor, PgPool};
 
@@ -83,7 +83,11 @@ async fn connect_within(config: &Config, url: &str, attempts_max: u32) -> anyhow
 /// Brings the schema up to date, makes the roles' users if it may, and says what they may do. Notes in
 /// the audit what was there before it.
 pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
-    MIGRATIONS.run(pool).await.context("migrate the database")?;
+    MIGRATIONS
+        .run(pool)
+        .await
+        .map_err(explained)
+        .context("migrate the database")?;
     // Users may have been made, and tables added, since the migration that does the same.
     let rights = pool
         .execute("select create_database_roles(); select grant_database_rights()")
@@ -94,6 +98,21 @@ pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
     }
     let begun = audited::begin(pool, CommandLine::new().actor()).await;
     begun.context("note in the audit what is in the tables")
+}
+
+/// What to do about it.
+fn explained(error: MigrateError) -> anyhow::Error {
+    match error {
+        MigrateError::VersionMismatch(number) => anyhow!(
+            "another migration {number} made these tables: that of a build before 0.1.0, or of something else. Use an \
+             empty database, or another state_dir"
+        ),
+        MigrateError::VersionMissing(number) => anyhow!(
+            "a newer release made these tables (they have migration {number}): use that one, or restore a backup of \
+             before"
+        ),
+        error => error.into(),
+    }
 }
 
 async fn missing_users(pool: &PgPool) -> sqlx::Result<Vec<String>> {

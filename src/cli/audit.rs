@@ -15,7 +15,7 @@ use super::output::{Output, table};
 use crate::{audited, database};
 
 /// In the state folder: the last row that `verify` found in order.
-const HEAD_FILE: &str = "audit.head";
+pub const HEAD_FILE: &str = "audit.head";
 const ROWS_MAX: i64 = 10_000;
 
 #[derive(Debug, Clone, clap::Subcommand)]

@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
+use control::times::{self, rfc3339};
 use serde_json::json;
+use time::OffsetDateTime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::App;
 use super::output::Output;
 use crate::stack::ephemeral::Ephemeral;
-use crate::stack::{exec, fetch};
+use crate::stack::{backup, exec, fetch};
 use crate::up;
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -21,6 +23,23 @@ pub enum Command {
     Fetch(Output),
     /// Run Postgres and Kafka as `springtide up` does, without the roles, until Ctrl-C.
     Start,
+    /// Back up the running stack into a folder: Postgres, policy store, payloads and keys. Later runs add what is new.
+    Backup {
+        folder: PathBuf,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Restore a backup into `state_dir`, which must have no database.
+    ///
+    /// Example: springtide stack restore /backup/monday --to 2026-11-30T11:58:00Z
+    Restore {
+        folder: PathBuf,
+        /// The moment to restore, or its age, such as 30m [default: the newest].
+        #[arg(long, value_name = "TIME", value_parser = times::since)]
+        to: Option<OffsetDateTime>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Run both on free ports with temporary data: for one command, or until standard input closes.
     ///
     /// The command finds SPRINGTIDE_TEST_POSTGRES, SPRINGTIDE_TEST_KAFKA and
@@ -58,6 +77,38 @@ impl Command {
                 Ok(ExitCode::SUCCESS)
             }
             Self::Start => up::run_servers(config).await,
+            Self::Backup { folder, output } => {
+                let installation = fetch::fetch(&config.stack.cache)?.postgres;
+                for url in backup::elsewhere(config) {
+                    eprintln!("{url} is not part of the backup: keep its versions, or copy it with its own tools");
+                }
+                let backup = backup::back_up(config, &folder, &installation).await?;
+                output.print(&backup, || {
+                    format!(
+                        "moments  {} to {}\nevents   all that the log took before {}",
+                        rfc3339(backup.from),
+                        rfc3339(backup.until),
+                        backup.events_until.map_or("none yet".to_owned(), rfc3339)
+                    )
+                })?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::Restore { folder, to, output } => {
+                let _lock = up::lock(config).await?;
+                let installation = fetch::fetch(&config.stack.cache)?.postgres;
+                let restored = backup::restore(config, &folder, to, &installation).await?;
+                output.print(&restored, || {
+                    format!(
+                        "restored  {}\nversions  up to {}\nevents    all that the log took before {}; ingest reads later \
+                         ones from the log again.\n          If the log is gone: ingest.accept_other_log = true, for one \
+                         start",
+                        rfc3339(restored.to),
+                        restored.newest_version.map_or("none".to_owned(), |serial| serial.to_string()),
+                        restored.events_until.map_or("none yet".to_owned(), rfc3339)
+                    )
+                })?;
+                Ok(ExitCode::SUCCESS)
+            }
             Self::TestEnv {
                 cache,
                 durable,

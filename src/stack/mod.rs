@@ -3,6 +3,7 @@
 //! may use them: Postgres listens on a Unix socket in a private folder, Kafka on loopback with a
 //! generated password. Not for production: no replication.
 
+pub mod backup;
 pub mod child;
 pub mod ephemeral;
 pub mod exec;

@@ -29,7 +29,11 @@ const CONNECT_SECONDS_MAX: u64 = 3;
 const SOCKET_BYTES_MAX: usize = 107;
 
 /// Who may connect. Replaces the file of the data folder at every start.
-const HBA: &str = "# Written by Springtide at every start.\nlocal all all peer map=springtide\n";
+const HBA: &str = "# Written by Springtide at every start.\nlocal all all peer map=springtide\n\
+                   local replication all peer map=springtide\n";
+
+/// How much WAL the server keeps at most for the next run of a backup.
+pub const WAL_KEPT_MAX: &str = "8GB";
 
 /// A fast shutdown: aborts transactions and stops. A smart one (SIGTERM) would wait for clients.
 pub const STOP: Signal = Signal::SIGINT;
@@ -77,6 +81,7 @@ impl Postgres {
         set("unix_socket_directories", &".");
         set("unix_socket_permissions", &"0700");
         set("max_connections", &CONNECTIONS_MAX);
+        set("max_slot_wal_keep_size", &WAL_KEPT_MAX);
         // On solid-state disks a random page costs about as much as the next one.
         set("random_page_cost", &"1.1");
         // Details of an error quote the row, and statements may hold values: texts of users.

@@ -78,6 +78,14 @@ pub async fn run_servers(config: &Config) -> anyhow::Result<ExitCode> {
     LocalSet::new().run_until(supervisor.until_stopped(work)).await
 }
 
+/// Keeps supervisors away from the state folder, and ends what a killed one has left.
+pub async fn lock(config: &Config) -> anyhow::Result<impl Sized> {
+    private::state_folder(config)?;
+    let lock = StateLock::take(&config.state_dir)?;
+    lock.clear_leftovers().await?;
+    Ok(lock)
+}
+
 struct Supervisor<'a> {
     config: &'a Config,
     config_file: Option<PathBuf>,

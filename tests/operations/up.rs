@@ -290,6 +290,78 @@ async fn data_survives_a_killed_server_a_killed_supervisor_and_an_orderly_stop()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_backup_is_restored_to_any_moment_of_it() {
+    let place = Place::new();
+    let run = |args: &[&str]| {
+        let output = place.command(&[&["stack"], args].concat()).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    let ready = ["postgres ready", "kafka    ready", "Kafka:"];
+    let mut first = place.start(&["stack", "start"]);
+    first.says(&ready, START).await;
+    let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
+    connection
+        .execute("create table kept (n int); insert into kept values (1)")
+        .await
+        .unwrap();
+    let object = place.state("store/policy/demo/object/00");
+    fs::create_dir_all(object.parent().unwrap()).unwrap();
+    fs::write(&object, "of a version").unwrap();
+    let (works, said) = run(&["backup", "copy"]);
+    assert!(works, "{said}");
+    connection.execute("update kept set n = 2").await.unwrap();
+    let moment: String = sqlx::query_scalar("select to_json(clock_timestamp() at time zone 'UTC') #>> '{}' || 'Z'")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    connection.execute("update kept set n = 3").await.unwrap();
+    fs::write(place.state("store/policy/demo/object/01"), "of the next").unwrap();
+    assert!(run(&["backup", "copy"]).0);
+
+    let family = first.family();
+    let (works, said) = run(&["restore", "copy"]);
+    assert!(!works && said.contains("already runs"), "{said}");
+    kill(first.pid(), Signal::SIGKILL).unwrap();
+    all_gone(&family, &place).await;
+    let (works, said) = run(&["restore", "copy"]);
+    assert!(!works && said.contains("move that folder away"), "{said}");
+    // the machine is lost
+    fs::remove_dir_all(place.state("")).unwrap();
+    let (works, said) = run(&["restore", "copy", "--to", "2001-01-01T00:00:00Z"]);
+    assert!(!works && said.contains("has the moments from"), "{said}");
+    let (works, said) = run(&["restore", "copy", "--to", &moment]);
+    assert!(works, "{said}");
+    assert_eq!(fs::read_to_string(&object).unwrap(), "of a version");
+    assert!(place.state("keys/root.key").exists() && place.state("store/policy/demo/object/01").exists());
+
+    let mut second = place.start(&["stack", "start"]);
+    second.says(&ready, START).await;
+    let mut connection = PgConnection::connect(&place.database_url()).await.unwrap();
+    let kept: i32 = sqlx::query_scalar("select n from kept")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    assert_eq!(kept, 2, "what was there at that moment");
+    let (works, said) = run(&["backup", "copy"]);
+    assert!(!works && said.contains("Back up into a new folder"), "{said}");
+    assert!(run(&["backup", "next"]).0);
+
+    let family = second.family();
+    kill(second.pid(), Signal::SIGKILL).unwrap();
+    all_gone(&family, &place).await;
+    fs::remove_dir_all(place.state("postgres")).unwrap();
+    assert!(run(&["restore", "next"]).0, "the newest moment");
+    fs::remove_dir_all(place.state("postgres")).unwrap();
+    let damaged = place.dir.path().join("next/base/global/pg_control");
+    let mut bytes = fs::read(&damaged).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    let (works, said) = run(&["restore", "next"]);
+    assert!(!works && said.contains("global/pg_control has other bytes"), "{said}");
+    assert!(!place.state("postgres").exists(), "a start would take it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_ends_three_times_for_the_same_reason_ends_the_start() {
     let place = Place::new();
     // what only the trainer reads, and a name with capitals
