@@ -12,6 +12,7 @@ mod keys;
 mod page;
 mod private;
 mod quotas;
+mod releases;
 mod scopes;
 mod session_demo;
 mod tenants;
