@@ -37,7 +37,6 @@ use crate::claim::Claim;
 use artifact::checkpoint::Checkpoint;
 use artifact::digest::Digest;
 use artifact::manifest::{self, Manifest, Parent, Quantized, RunStep};
-use artifact::quant::Spec;
 use artifact::reference::Reference;
 use artifact::sign::{SigningKey, TrustedKeys};
 use artifact::threads::Threads;
@@ -306,7 +305,7 @@ impl Publisher {
         };
         let encoded = encode(base, Arc::clone(&checkpoint), self.store.threads().clone());
         let chain_bytes = self.chain_bytes(parent.version, checkpoint_due);
-        let reference = reference(Arc::clone(&model), self.quantized.served, given);
+        let reference = self.reference(Arc::clone(&model), given);
         let ((root, delta), quantized, chain_bytes, reference) =
             tokio::try_join!(encoded, quantized, chain_bytes, reference)?;
         let bytes = chain_bytes.saturating_add(delta.as_ref().map_or(0, |delta| delta.object().size_bytes));
@@ -481,31 +480,34 @@ impl Objects {
     }
 }
 
-/// What engines that serve the version are compared with: what our exact model says with the values that are
-/// `served`, or else what its publisher has `given`. None if our model does not know the architecture, or would not fit.
-async fn reference(
-    checkpoint: Arc<Checkpoint>,
-    served: Option<Spec>,
-    given: Option<Reference>,
-) -> Result<Option<Reference>, Error> {
-    let json = checkpoint.files.get("config.json");
-    let is_known = json.is_some_and(|json| ModelConfig::from_json(json).is_ok());
-    if !is_known || checkpoint.tensor_bytes() > EXACT_BYTES_MAX {
-        return Ok(given);
-    }
-    let arithmetic = Arithmetic {
-        quantized: served,
-        ..Arithmetic::default()
-    };
-    tokio::task::spawn_blocking(move || match ExactModel::with_arithmetic(&checkpoint, &arithmetic) {
-        Ok(model) => Ok(model::reference::of(&model)?),
-        // such as tensors of another shape: loading it says so, where somebody can do something about it
-        Err(error) => {
-            tracing::warn!(%error, "a version without reference log-probabilities");
-            Ok(given)
+impl Publisher {
+    /// What engines that serve the version are compared with: what our exact model says with the values that are served,
+    /// or else what its publisher has `given`. None if our model does not know the architecture, or would not fit.
+    async fn reference(
+        &self,
+        checkpoint: Arc<Checkpoint>,
+        given: Option<Reference>,
+    ) -> Result<Option<Reference>, Error> {
+        let json = checkpoint.files.get("config.json");
+        let is_known = json.is_some_and(|json| ModelConfig::from_json(json).is_ok());
+        if !is_known || checkpoint.tensor_bytes() > EXACT_BYTES_MAX {
+            return Ok(given);
         }
-    })
-    .await?
+        let arithmetic = Arithmetic {
+            threads: self.store.threads().clone(),
+            quantized: self.quantized.served,
+            ..Arithmetic::default()
+        };
+        tokio::task::spawn_blocking(move || match ExactModel::with_arithmetic(&checkpoint, &arithmetic) {
+            Ok(model) => Ok(model::reference::of(&model)?),
+            // such as tensors of another shape: loading it says so, where somebody can do something about it
+            Err(error) => {
+                tracing::warn!(%error, "a version without reference log-probabilities");
+                Ok(given)
+            }
+        })
+        .await?
+    }
 }
 
 /// Hashing and compressing takes seconds for large models, so it runs on a blocking thread.

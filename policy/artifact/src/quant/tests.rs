@@ -454,7 +454,7 @@ fn by_the_spec(weights: &[f32], spec: Spec, common: f32) -> (Vec<u8>, Vec<u8>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn every_block_has_the_codes_and_the_scale_of_the_spec(version in matrices(), three in any::<bool>()) {

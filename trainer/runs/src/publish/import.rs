@@ -37,7 +37,7 @@ pub async fn import_checkpoint(publisher: &Publisher, checkpoint: Arc<Checkpoint
     };
     let pieces = pieces?;
     let quantized = publisher.quantized.for_manifest(Arc::clone(&checkpoint)).await?;
-    let reference = super::reference(checkpoint, publisher.quantized.served, None).await?;
+    let reference = publisher.reference(checkpoint, None).await?;
     let object = publisher.store.put_pieces(&publisher.policy, &pieces).await?;
     let mut manifest = Manifest {
         checkpoint: Some(object),
