@@ -60,9 +60,14 @@ def realm(page: str) -> dict:
     """What an administrator of Keycloak sets up for Springtide, and clients that lack a part of it."""
     groups = {"claim.name": "groups", "full.path": "false", "id.token.claim": "true", "access.token.claim": "true"}
     audience = {"included.custom.audience": "springtide", "access.token.claim": "true"}
+    email = {"user.attribute": "email", "claim.name": "email", "id.token.claim": "true", "jsonType.label": "String"}
+    # a realm that names its scopes has no others: the last three are what a new realm has
     scopes = {
         "groups": ("oidc-group-membership-mapper", groups),
         "springtide": ("oidc-audience-mapper", audience),
+        "basic": ("oidc-sub-mapper", {"access.token.claim": "true"}),
+        "email": ("oidc-usermodel-attribute-mapper", email),
+        "profile": ("oidc-usermodel-attribute-mapper", email | {"user.attribute": "username", "claim.name": "preferred_username"}),
     }
 
     def machine(name: str, is_rfc9068: bool, scopes: list[str]) -> dict:

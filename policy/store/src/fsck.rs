@@ -90,7 +90,13 @@ impl Store {
         retention: &Retention,
         deep: bool,
     ) -> Result<Report, Error> {
-        let catalog = self.catalog(policy, keys).await?;
+        // What is published from now on is not looked at: its objects may not be listed. First the assignments, because
+        // the versions that they name are older.
+        let newest_epoch = self.list_numbers(policy, "assignment").await?.into_iter().max();
+        let newest_version = self.list_numbers(policy, "version").await?.into_iter().max();
+        let mut catalog = self.catalog(policy, keys).await?;
+        catalog.assignments.retain(|&epoch, _| Some(epoch) <= newest_epoch);
+        catalog.versions.retain(|&serial, _| Some(serial) <= newest_version);
         let heads = catalog.heads().into_iter();
         let mut report = Report {
             versions: catalog.versions.len(),
