@@ -192,6 +192,7 @@ def log_in(page: str) -> tuple[urllib.request.OpenerDirector, str]:
     # the cookies are for 127.0.0.1, whatever the port; those of Keycloak are marked secure, which a browser accepts there
     jar = http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(secure_protocols=("https", "http")))
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
+    opener.addheaders = [("accept", "text/html")]
     form = read(opener, f"{page}/login/provider?next=/fleet")
     action = re.search(r'action="([^"]+)"', form)
     assert action, f"Keycloak shows no form: {form}"
