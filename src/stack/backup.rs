@@ -90,7 +90,7 @@ impl Backup {
         let backup: Self = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
         ensure!(
             backup.format == FORMAT,
-            "{} is of the format {}",
+            "{} is of the format {}, and this program reads {FORMAT}: use the release that wrote it",
             path.display(),
             backup.format
         );

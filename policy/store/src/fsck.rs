@@ -97,6 +97,8 @@ impl Store {
         let mut catalog = self.catalog(policy, keys).await?;
         catalog.assignments.retain(|&epoch, _| Some(epoch) <= newest_epoch);
         catalog.versions.retain(|&serial, _| Some(serial) <= newest_version);
+        catalog.squashed_deltas.retain(|&(to, _), _| Some(to) <= newest_version);
+        catalog.pins.retain(|&serial, _| Some(serial) <= newest_version);
         let heads = catalog.heads().into_iter();
         let mut report = Report {
             versions: catalog.versions.len(),

@@ -16,6 +16,33 @@ impl Fixture {
 }
 
 #[tokio::test]
+async fn versions_that_are_published_meanwhile_are_no_findings() {
+    let (f, made) = (fixture(), fixture().chain(100, 1).await);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let publish = async {
+        for (mut manifest, checkpoint) in made {
+            manifest.delta = None;
+            f.store
+                .put_object(POLICY, &checkpoint.to_bytes().unwrap())
+                .await
+                .unwrap();
+            f.store.put_manifest(&manifest, &f.key).await.unwrap();
+            f.assign(manifest.version, &[("champion", &manifest)]).await;
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    let check = async {
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            let kinds = f.kinds(false).await;
+            let is_error = |(severity, _): &(Severity, _)| *severity == Severity::Error;
+            assert!(!kinds.iter().any(is_error), "{kinds:?}");
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::join!(publish, check);
+}
+
+#[tokio::test]
 async fn a_healthy_store_has_no_findings_and_each_fault_is_reported() {
     let f = fixture();
     let versions = f.chain(9, 4).await;

@@ -172,7 +172,7 @@ impl Fixture {
         }))
     }
 
-    async fn assign(&self, epoch: i64, aliases: &[(&str, &Manifest)]) {
+    pub(super) async fn assign(&self, epoch: i64, aliases: &[(&str, &Manifest)]) {
         let aliases = aliases.iter().map(|(alias, manifest)| {
             let target = Target {
                 version: manifest.version,
