@@ -54,7 +54,7 @@ writer() {
   case $1 in
     erasure) echo migrations ;; # its functions alone
     tenant | policy | tenant_consent | api_key | api_key_revision | audit | sampler) echo edge ;;
-    event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
+    event_key | generation | open_generation | open_episode | payload_reference | payload_unreferenced | payload_sweep | expired_generation | expiring_generation | generation_expiry | generation_horizon | content_horizon | feedback | retraction | episode_end | judgement | reward_definition | trajectory | consumer_offset) echo ingest ;;
     run | line | task | rollout | run_event | step | published_intent | version | disposition | trajectory_use | dataset | baseline | judge_answer | run_judge | monitor | cohort | cohort_part) echo trainer/runs ;;
     assignment | release | transition | canary | canary_sums | canary_user | canary_closed | canary_transition | judgment | webhook | experiment) echo serving/release ;;
     replica | swap | tide_minute | engine_use) echo serving ;;

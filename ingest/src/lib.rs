@@ -46,7 +46,7 @@ mod validator;
 
 pub use close::rescore;
 pub use entry::spool;
-pub use options::Options;
+pub use options::{ContentRetention, Options};
 pub use repaired::repaired;
 pub use rows::{offset, sink};
 pub use service::run;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use edge::intake::Intake;
 use edge::options::{above, above_to};
+use serde::{Deserialize, Serialize};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::judge::{self, Judges};
@@ -54,6 +55,10 @@ edge::options! {
         /// Retention of generations and everything about them, days. Deleted by whole weeks. 0:
         /// forever.
         pub retention_days: u32 = 365 => 0..=36_500,
+        /// `[[ingest.retention]]`: tenants and surfaces whose generations lose their content earlier:
+        /// `tenant` and `surface` (absent: all) and `days`. Prompts, tokens, users and texts go; what
+        /// became of each generation stays, and is counted as erased.
+        pub retention: Vec<ContentRetention> = Vec::new(),
         /// Maximum disk space of ingest's tables, bytes. Above it the oldest weeks are deleted. If
         /// none can be deleted, events get 507. 0: unlimited.
         pub disk_bytes_max: u64 = 0,
@@ -81,6 +86,20 @@ edge::options! {
         /// While events are refused, one send per interval tests whether the log is back, seconds.
         pub log_probe_seconds: f64 = 1.0 => above_to(0.0, 3600.0),
     }
+}
+
+/// `[[ingest.retention]]`: how long generations keep their content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContentRetention {
+    /// Absent: of every tenant.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// Absent: of every surface.
+    #[serde(default)]
+    pub surface: Option<String>,
+    /// From the time of sampling.
+    pub days: u32,
 }
 
 impl Options {
@@ -173,8 +192,44 @@ impl Options {
                 self.retention_days
             );
         }
+        self.check_retention(&surfaces)?;
         self.judges()?;
         self.rules().map(|_| ())
+    }
+
+    fn check_retention(&self, surfaces: &[Definition]) -> anyhow::Result<()> {
+        for (index, rule) in self.retention.iter().enumerate() {
+            let ContentRetention { tenant, surface, days } = rule;
+            anyhow::ensure!(
+                tenant.as_deref() != Some("") && surface.as_deref() != Some(""),
+                "ingest.retention: a tenant or surface is empty; leave it out for all"
+            );
+            let is_repeated = self.retention[..index]
+                .iter()
+                .any(|other| (&other.tenant, &other.surface) == (tenant, surface));
+            anyhow::ensure!(
+                !is_repeated,
+                "ingest.retention: {tenant:?} and {surface:?} are declared twice"
+            );
+            anyhow::ensure!(
+                *days > 0 && (self.retention_days == 0 || *days < self.retention_days),
+                "ingest.retention: {days} days must be above 0 and below the {} of ingest.retention_days",
+                self.retention_days
+            );
+            let seconds = f64::from(*days) * 86_400.0;
+            for open in surfaces
+                .iter()
+                .filter(|open| surface.as_ref().is_none_or(|name| *name == open.name))
+            {
+                anyhow::ensure!(
+                    open.horizon_seconds < seconds,
+                    "ingest.retention: {days} days must be above the horizon_seconds of surface {:?}, or its content goes \
+                     before its feedback comes",
+                    open.name
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The answer to browsers that ask for pages of [`feedback_origins`](Self::feedback_origins) whether
@@ -312,6 +367,36 @@ mod tests {
         );
         options.retention_days = 0;
         options.check().unwrap();
+    }
+
+    #[test]
+    fn content_is_kept_longer_than_a_horizon_and_shorter_than_its_row() {
+        let with = |rules: &[(Option<&str>, u32)]| {
+            let rule = |&(surface, days): &(Option<&str>, u32)| ContentRetention {
+                tenant: None,
+                surface: surface.map(str::to_owned),
+                days,
+            };
+            let retention = rules.iter().map(rule).collect();
+            let mut options = Options {
+                retention,
+                ..Options::default()
+            };
+            options.surface[0].horizon_seconds = 2.0 * 86_400.0;
+            options.check()
+        };
+        let completion = Some("completion");
+        with(&[(completion, 3), (None, 30)]).unwrap();
+        for wrong in [
+            &[(completion, 2)][..],
+            &[(None, 0)],
+            &[(None, 365)],
+            &[(Some(""), 30)],
+            &[(None, 30), (None, 40)],
+        ] {
+            let error = with(wrong).unwrap_err().to_string();
+            assert!(error.starts_with("ingest.retention:"), "{wrong:?}: {error}");
+        }
     }
 
     #[test]

@@ -129,6 +129,7 @@ pub async fn run(
     let retention = Retention {
         pool,
         age_max,
+        content: options.retention.clone(),
         disk_bytes_max: Some(options.disk_bytes_max).filter(|max| *max > 0),
         disk_tenant_share_max: options.disk_tenant_share_max,
         clock_skew_max: skew,

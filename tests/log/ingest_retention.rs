@@ -321,6 +321,97 @@ async fn closed(stack: &Stack, days_ago: i64, number: u64) -> Uuid {
     id
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn content_of_a_surface_goes_before_its_week_also_when_it_comes_late() {
+    let stack = Stack::start("content").await;
+    let pool = &stack.pool;
+    let notes = ::ingest::reward::Definition {
+        name: "notes".to_owned(),
+        ..::ingest::reward::Definition::completion()
+    };
+    let kept = ::ingest::Options {
+        surface: vec![::ingest::reward::Definition::completion(), notes],
+        ..options()
+    };
+    let of = |days_ago, number, surface: &str| {
+        let id = id_of(days_ago, number);
+        event_log::event::Generation {
+            id,
+            episode_id: id,
+            surface: surface.to_owned(),
+            ..generation()
+        }
+    };
+    let comment = |generation_id, text: &str| {
+        let said = event_log::event::Feedback {
+            id: Uuid::now_v7(),
+            target: event_log::event::Target::Generation(generation_id),
+            metric_name: "comment".to_owned(),
+            value: event_log::event::Value::Text(text.to_owned()),
+            tags: Default::default(),
+        };
+        said.into_event("default", "tests", event_log::event::now())
+    };
+    let (old, other, young) = (of(9, 1, "notes"), of(9, 2, "completion"), of(6, 3, "notes"));
+    let (late, late_other) = (of(9, 4, "notes"), of(9, 5, "completion"));
+    let service = Service::start_with(&stack, kept.clone()).await;
+    let all = [&old, &other, &young].map(|one| one.clone().into_event("default", "tests"));
+    send(&stack, &all).await;
+    send(&stack, &[comment(old.id, "one"), comment(other.id, "two")]).await;
+    stored(pool, 5).await;
+    service.stop().await;
+
+    let service = Service::start_with(
+        &stack,
+        ::ingest::Options {
+            retention: vec![::ingest::ContentRetention {
+                tenant: None,
+                surface: Some("notes".to_owned()),
+                days: 7,
+            }],
+            ..kept
+        },
+    )
+    .await;
+    eventually("the horizon has been walked to", SOON, async || {
+        let sql = "select count(*) from content_horizon where walked_id = until_id";
+        (count(pool, sql).await == 1).then_some(())
+    })
+    .await;
+    let late_events = [&late, &late_other].map(|one| one.clone().into_event("default", "tests"));
+    send(&stack, &late_events).await;
+    send(&stack, &[comment(late.id, "three")]).await;
+    stored(pool, 8).await;
+
+    let content: Vec<(Uuid, bool, bool)> = sqlx::query_as(
+        "select g.id, g.token_ids <> '{}' and g.prompt_ids <> '{}' and g.user_key not like 'anonymous-%',
+                exists (select from disposition d where d.generation_id = g.id and d.kind = 'erased')
+         from generation g",
+    )
+    .fetch_all(pool)
+    .await
+    .unwrap();
+    let content: std::collections::BTreeMap<Uuid, (bool, bool)> = content
+        .into_iter()
+        .map(|(id, has, erased)| (id, (has, erased)))
+        .collect();
+    let expected = [
+        (old.id, (false, true)),
+        (late.id, (false, true)),
+        (other.id, (true, false)),
+        (late_other.id, (true, false)),
+        (young.id, (true, false)),
+    ];
+    assert_eq!(content, expected.into());
+    let texts: Vec<String> = sqlx::query_scalar("select value_text from feedback order by value_text")
+        .fetch_all(pool)
+        .await
+        .unwrap();
+    assert_eq!(texts, ["", "", "two"]);
+    assert_eq!(ledger(pool).await, (5, 0));
+    service.stop().await;
+}
+
 /// The first id after the week of a partition.
 async fn end_of(pool: &PgPool, days_ago: i32) -> Uuid {
     let sql = "select first_generation_id((date_trunc('week', now() at time zone 'utc' - make_interval(days => $1)) \

@@ -6,12 +6,15 @@
 //! with such a generation. The deletion of a week raises the horizon. [`sweep`] then deletes what
 //! lies below it in the other tables, in batches, and events that never had a generation, by age.
 //!
+//! Generations of some tenants and surfaces lose their content before their week goes ([`content`]).
+//!
 //! If the tables are too large and no week can be deleted, the API refuses events. A tenant that
 //! takes up most of the space at the expense of others is refused earlier ([`Room`]).
 //!
 //! The file system gets back the space of dropped partitions. Postgres reuses the space of deleted
 //! rows.
 
+mod content;
 mod expiry;
 mod sweep;
 
@@ -27,10 +30,13 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::options::ContentRetention;
 use crate::rows::offset::{self, EventLog};
 use crate::validator::Validator;
 
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Between two rounds that take content from old generations.
+const CONTENT_INTERVAL: Duration = Duration::from_secs(3600);
 /// Between two looks for events without a generation. Those with one are read again each time.
 const UNATTACHED_INTERVAL: Duration = Duration::from_secs(3600);
 /// A look for what a week is needed for may take long. It takes at most this share of the time,
@@ -85,6 +91,7 @@ pub(crate) struct Retention {
     pub pool: PgPool,
     /// Maximum age. `None`: unlimited.
     pub age_max: Option<time::Duration>,
+    pub content: Vec<ContentRetention>,
     /// `None`: unlimited.
     pub disk_bytes_max: Option<u64>,
     /// Fraction of `disk_bytes_max` that one tenant may take at the expense of others.
@@ -101,6 +108,7 @@ pub(crate) struct Retention {
 /// When the expensive parts of a round are due.
 struct Schedule {
     expiry_at: Instant,
+    content_at: Instant,
     unattached_at: Instant,
 }
 
@@ -109,6 +117,7 @@ impl Retention {
         let now = Instant::now();
         let mut schedule = Schedule {
             expiry_at: now,
+            content_at: now,
             unattached_at: now,
         };
         loop {
@@ -180,6 +189,10 @@ impl Retention {
         }
         let until = horizon(&mut *connection).await.context("read the retention horizon")?;
         sweep::below_horizon(connection, until).await?;
+        if Instant::now() >= schedule.content_at {
+            content::forget(connection, &self.content, now).await?;
+            schedule.content_at = Instant::now() + CONTENT_INTERVAL;
+        }
         if until != before || Instant::now() >= schedule.unattached_at {
             let by_age = self.age_max.map(|age_max| now - age_max);
             if let Some(stored_before) = by_age.max(sweep::time_of(until)) {
