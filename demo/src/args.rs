@@ -51,6 +51,9 @@ pub struct Args {
     /// How many versions along the run, the last included, are tried at pauses of other users after it.
     #[arg(long, default_value_t = 3)]
     pub capability_points: u32,
+    /// Developers accept word by word, and say how much they kept, as the feedback `kept_characters`.
+    #[arg(long, conflicts_with = "control")]
+    pub kept: bool,
     /// Developers who answer also send what they typed, as the feedback `demonstration`. The realtime run
     /// does not learn from it.
     #[arg(long, conflicts_with = "control")]

@@ -151,6 +151,8 @@ async fn capability(base: &Arc<Base>, at: VersionAt, settings: &Settings) -> any
 struct Product {
     client: Client,
     shuffle: Option<Shuffle>,
+    /// Developers who answer also say how much they kept.
+    kept: bool,
     /// Developers who answer also send what they typed.
     demonstrations: bool,
 }
@@ -166,6 +168,7 @@ async fn replay(stage: &Stage, tau: f64) -> Replayed<Outcome> {
     let product = Arc::new(Product {
         client: stage.client.clone(),
         shuffle: stage.shuffle(),
+        kept: stage.args.kept,
         demonstrations: stage.args.demonstrations,
     });
     let in_flight = Arc::new(Semaphore::new(COMPLETIONS_IN_FLIGHT_MAX));
@@ -220,6 +223,10 @@ async fn play_pause(
             .as_ref()
             .map_or(reaction, |shuffle| shuffle.swap(reaction));
         let (accept, time) = (answer == Reaction::Right, OffsetDateTime::now_utc());
+        if product.kept {
+            let kept = pause.kept(&suggestion.text) as f64;
+            deliveries.push(client.send_feedback(target, "kept_characters", kept, time).await);
+        }
         deliveries.push(client.send_feedback(target, "accept", accept, time).await);
     }
     if pause.answers && product.demonstrations {

@@ -5,6 +5,7 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use anyhow::ensure;
+use text::kept::next_word;
 
 use crate::{corpus::pauses, random::Draws, stats::Reaction};
 
@@ -133,6 +134,19 @@ impl Pause {
             Reaction::Wrong
         }
     }
+
+    /// How many characters of a suggestion the developer keeps: they accept word by word, as long as the
+    /// next word is what they type.
+    pub fn kept(&self, suggestion: &str) -> usize {
+        let (rest, mut kept) = (self.rest(), 0);
+        loop {
+            let [word, typed] = [suggestion, rest].map(|text| &text[kept..][..next_word(&text[kept..])]);
+            if word.is_empty() || word != typed {
+                return suggestion[..kept].chars().count();
+            }
+            kept += word.len();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -244,6 +258,8 @@ mod tests {
             ["a = b;", "a = b;\n"].map(|text| pause.judge(text)),
             [Reaction::Right; 2]
         );
+        let kept = ["a = b;", "a = bc;", "a=", "", "a = b; // ä"].map(|text| pause.kept(text));
+        assert_eq!(kept, [6, 3, 1, 0, 6]);
         assert_eq!(
             ["a = b", " a = b;", ""].map(|text| pause.judge(text)),
             [Reaction::Wrong; 3]

@@ -144,8 +144,8 @@ pub async fn run(args: Args, mut settings: Settings, pool: PgPool) -> anyhow::Re
         args::Surface::Completion => completion::run(args, settings, pool).await,
         args::Surface::Session => {
             ensure!(
-                !args.demonstrations,
-                "--demonstrations is for --surface completion; leave it out"
+                !args.demonstrations && !args.kept,
+                "--demonstrations and --kept are for --surface completion; leave them out"
             );
             session::run(args, settings, pool).await
         }

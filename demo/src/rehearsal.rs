@@ -11,6 +11,7 @@ use std::{num::NonZero, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::ensure;
 use artifact::{assignment::EXPLORE_MAX, checkpoint::Checkpoint};
 use model::sampling::TRAINABLE_TEMPERATURES;
+use text::kept::Kept;
 
 use crate::{
     args::{Corpus, Dealt, positive},
@@ -89,6 +90,8 @@ pub struct Args {
 pub enum Signal {
     /// Accepts and rejects.
     Answers,
+    /// The same, and how many words were kept.
+    Kept,
     /// Answers to other suggestions: nothing to learn.
     Permuted,
     /// What was really typed, at every pause: the supervised bound.
@@ -135,6 +138,8 @@ pub struct Trajectory {
     /// It had to be shown: declining was masked.
     pub suppressed: bool,
     pub reward: f64,
+    /// How much of it was kept. `None`: nobody said.
+    pub kept: Option<Kept>,
     /// Steps between the version that sampled it and the head.
     pub staleness: u64,
 }
@@ -322,8 +327,14 @@ impl Stage<'_> {
                     if arrival.user < self.learners {
                         period.see(observation, args.tau);
                     }
-                    let log_prob = draft.log_prob;
-                    let answered = self.answered(observation, prompt, draft, suppressed);
+                    let (log_prob, text) = (draft.log_prob, draft.text.clone());
+                    let mut answered = self.answered(observation, prompt, draft, suppressed);
+                    if args.signal == Signal::Kept
+                        && let Some(answered) = answered.as_mut().filter(|one| !one.declined)
+                    {
+                        let accepted = answered.reward > 0.0;
+                        answered.kept = self.suggester.kept(&answered.tokens, pause.kept(&text), accepted)?;
+                    }
                     period.hear(answered.as_ref().map_or(0.0, |one| one.reward), log_prob);
                     answered
                 }
@@ -373,6 +384,7 @@ impl Stage<'_> {
             declined: draft.declined,
             suppressed,
             reward: said.reward(self.args.tau),
+            kept: None,
             staleness: 0,
         })
     }
@@ -393,6 +405,7 @@ impl Stage<'_> {
             declined: false,
             suppressed: false,
             reward: 1.0,
+            kept: None,
             staleness: 0,
         })
     }

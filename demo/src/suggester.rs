@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow, ensure};
 use artifact::checkpoint::Checkpoint;
 use model::exact::{ExactModel, KvCache};
 use model::sampling::{self, Params, Source};
-use text::tokenizer::Tokenizer;
+use text::{kept::Kept, tokenizer::Tokenizer};
 
 use crate::{
     client::{CONTEXT_CHARS_MAX, SHORTENINGS_MAX},
@@ -93,6 +93,11 @@ impl Suggester {
 
     pub fn encode(&self, prompt: &str) -> anyhow::Result<Vec<u32>> {
         self.tokenizer.encode_prompt(prompt).context("tokenize a prompt")
+    }
+
+    /// What keeping the first `characters` of a suggestion says of its tokens.
+    pub fn kept(&self, tokens: &[u32], characters: usize, accepted: bool) -> anyhow::Result<Option<Kept>> {
+        Kept::of(&self.tokenizer, tokens, characters, accepted).context("read a suggestion")
     }
 
     pub fn suggestion_tokens_max(&self) -> usize {

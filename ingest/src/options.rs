@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::judge::{self, Judges};
-use crate::reward::{Definition, Metric, MetricType, Rule};
+use crate::reward::{Definition, KEPT_CHARACTERS, Metric, MetricType, Rule};
 
 edge::options! {
     /// `[ingest]` of the configuration file.
@@ -18,8 +18,8 @@ edge::options! {
         /// `rollout`, whose reward is a grader's float, and `environment`, whose episodes end with
         /// the reward of a harness, always exist; a surface of that name here replaces each.
         pub surface: Vec<Definition> = vec![Definition::completion()],
-        /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment` and
-        /// `demonstration`.
+        /// `[[ingest.metric]]`: metrics of feedback besides those of surfaces, `comment`,
+        /// `demonstration` and `kept_characters`.
         pub metric: Vec<Metric> = Vec::new(),
         /// `[[ingest.judge]]`: models that score texts of users.
         pub judge: Vec<judge::Options> = Vec::new(),
@@ -114,7 +114,7 @@ impl Options {
         surfaces
     }
 
-    /// All metrics: the declared ones, those of surfaces, and the two that always exist.
+    /// All metrics: the declared ones, those of surfaces, and the three that always exist.
     pub fn metrics(&self) -> anyhow::Result<Vec<Metric>> {
         let mut metrics = self.metric.clone();
         for (index, metric) in metrics.iter().enumerate() {
@@ -130,6 +130,7 @@ impl Options {
         let always = [
             ("comment", MetricType::Comment),
             ("demonstration", MetricType::Demonstration),
+            (KEPT_CHARACTERS, MetricType::Float),
         ];
         for (name, metric_type) in deciding.chain(always) {
             match metrics.iter().find(|metric| metric.name == name) {

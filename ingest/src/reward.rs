@@ -19,6 +19,11 @@ pub use metric::{Level, Metric, MetricType, Optimize};
 use event_log::event::{Purpose, Value, to_microseconds};
 use event_log::lease::Lease;
 
+/// The metric that says how many characters of a shown text, from its beginning, are still there. Every
+/// surface of generations reads it beside its own. It changes no reward: a trainer learns from it which
+/// tokens were right.
+pub const KEPT_CHARACTERS: &str = "kept_characters";
+
 /// What the trajectory of a surface is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -275,10 +280,13 @@ impl Rule {
         self.definition.trajectory == Unit::Episode
     }
 
-    /// The metrics whose feedback can change the reward or when it is given, each with whether the
-    /// text of its feedback can. For an episode: whose feedback about the episode can.
+    /// The metrics whose feedback is read: it can change the reward or when it is given, or says what was
+    /// kept. Each with whether the text of its feedback is. For an episode: whose feedback about the episode can.
     pub(crate) fn metrics(&self) -> BTreeMap<&str, bool> {
         let mut metrics = BTreeMap::new();
+        if !self.is_of_episodes() {
+            metrics.insert(KEPT_CHARACTERS, false);
+        }
         // Without an expression, it decides; with one, it may still end the horizon.
         if self.expression.is_none() || self.definition.close_on_feedback {
             metrics.insert(self.definition.metric.as_str(), false);
@@ -466,6 +474,24 @@ pub fn score(rule: Option<&Rule>, closing: &Closing, signals: &[Signal]) -> Outc
         },
         None if !retracted.is_empty() => censored("retracted"),
         None => censored("no_feedback"),
+    }
+}
+
+/// How many characters of a generation were kept, by the last feedback about it that counts. `None`:
+/// nobody said.
+pub(crate) fn kept_characters(closes_at: OffsetDateTime, signals: &[Signal]) -> Option<i32> {
+    let counts = |signal: &&Signal| {
+        signal.metric == KEPT_CHARACTERS
+            && signal.given_at <= closes_at
+            && signal.retracted_at.is_none_or(|at| at > closes_at)
+    };
+    let last = signals
+        .iter()
+        .filter(counts)
+        .max_by_key(|signal| (signal.given_at, signal.id))?;
+    match last.value {
+        Value::Float(characters) => Some(characters.clamp(0.0, f64::from(i32::MAX)) as i32),
+        _ => None,
     }
 }
 

@@ -20,6 +20,7 @@ mod frozen_log;
 mod gate;
 mod grammar;
 mod judges;
+mod kept;
 mod long_session;
 mod lora;
 mod monitors;

@@ -1,7 +1,7 @@
 //! Configurable rewards: typed metrics, expressions over several signals, and versions of
 //! definitions.
 
-use event_log::event::{self, Event, Feedback, Generation, Target, Value};
+use event_log::event::{self, Body, Event, Feedback, Generation, Retraction, Target, Value};
 use ingest::reward::{Definition, Level, Metric, MetricType};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -86,6 +86,55 @@ async fn an_expression_combines_several_signals() {
     assert_eq!(thumbed, Trajectory::rewarded(-1.0, "expression"));
     let unanswered = trajectory(&stack.pool, unanswered_id).await;
     assert_eq!(unanswered, Trajectory::censored("no_feedback"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_word_on_what_was_kept_is_stored_and_changes_no_reward() {
+    let stack = Stack::start("reward-kept").await;
+    let service = Service::start(&stack).await;
+    let (edited, taken_back, silent) = (generation(), generation(), generation());
+    let of = |generation: &Generation, characters| {
+        about(
+            Target::Generation(generation.id),
+            "kept_characters",
+            Value::Float(characters),
+        )
+    };
+    let retracted = of(&taken_back, 9.0);
+    let Body::Feedback(said) = &retracted.body else {
+        panic!("no feedback")
+    };
+    let retraction = Retraction {
+        id: Uuid::now_v7(),
+        feedback_id: said.id,
+        reason: String::new(),
+    };
+    let retraction = retraction.into_event("default", SOURCE, event::now());
+    let mut events = vec![
+        of(&edited, 4.0),
+        of(&edited, 12.0),
+        of(&edited, 7.0),
+        retracted,
+        retraction,
+    ];
+    for answered in [&edited, &taken_back, &silent] {
+        events.push(about(Target::Generation(answered.id), "accept", Value::Bool(false)));
+    }
+    let ids = [edited.id, taken_back.id, silent.id];
+    events.extend([edited, taken_back, silent].map(|generation| generation.into_event("default", SOURCE)));
+    send(&stack, &events).await;
+    let mut kept = Vec::new();
+    for id in ids {
+        assert_eq!(trajectory(&stack.pool, id).await, Trajectory::rewarded(-0.25, "reject"));
+        let sql = "select kept_characters from trajectory where generation_id = $1";
+        let of_one: Option<i32> = sqlx::query_scalar(sql).bind(id).fetch_one(&stack.pool).await.unwrap();
+        kept.push(of_one);
+    }
+    assert_eq!(kept, [Some(7), None, None]);
+    let half = json!({"generation_id": ids[0], "metric_name": "kept_characters", "value": 1.5});
+    let (status, problem) = service.post("/v1/feedback", &half).await;
+    assert_eq!((status, &problem["field"]), (400, &json!("value")), "{problem}");
     service.stop().await;
 }
 

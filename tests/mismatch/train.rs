@@ -109,6 +109,7 @@ impl Training<'_> {
                 behavior: None,
                 experts: None,
                 reward: reward(reaction),
+                kept: None,
                 suppressed: false,
                 weight: 1.0,
             })

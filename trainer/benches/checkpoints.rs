@@ -137,6 +137,7 @@ fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
             behavior: None,
             experts: None,
             reward: 0.0,
+            kept: None,
             suppressed: false,
             weight: 1.0,
         });

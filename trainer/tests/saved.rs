@@ -136,6 +136,7 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                     behavior: None,
                     experts: None,
                     reward: even as f64 / 3.0 - 1.0,
+                    kept: None,
                     suppressed: false,
                     weight: 1.0,
                 }

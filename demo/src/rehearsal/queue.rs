@@ -70,6 +70,7 @@ mod tests {
             log_probs: vec![-1.0],
             temperature: 1.0,
             declined: reward == 0.0,
+            kept: None,
             suppressed: false,
             reward,
             staleness: 0,

@@ -23,7 +23,7 @@ use super::unscored::Unscored;
 use crate::judge::Judges;
 use crate::reward::episode::LATE_TURN;
 use crate::reward::stored::Surfaces;
-use crate::reward::{Closing, Outcome, Rule, score, starts_at};
+use crate::reward::{Closing, Outcome, Rule, kept_characters, score, starts_at};
 use crate::rows::feedback::Needed;
 use crate::rows::insert::TenantId;
 use crate::rows::join::visible::Visible;
@@ -190,6 +190,7 @@ impl Closer {
                     definition: version.unwrap_or(0),
                     closes_at: closing.starts_at,
                     outcome: Outcome::Censored { code: LATE_TURN },
+                    kept_characters: None,
                     episode: None,
                 });
                 continue;
@@ -217,6 +218,7 @@ impl Closer {
                 definition: version.unwrap_or(0),
                 closes_at,
                 outcome: score(rule, &closing, about),
+                kept_characters: kept_characters(closes_at, about).filter(|_| !closing.declined),
                 episode: None,
             });
         }
@@ -269,6 +271,7 @@ pub(super) struct Closed {
     pub definition: i32,
     pub closes_at: OffsetDateTime,
     pub outcome: Outcome,
+    pub kept_characters: Option<i32>,
     /// The episode that is its trajectory.
     pub episode: Option<OfEpisode>,
 }
@@ -327,10 +330,10 @@ pub(super) async fn store(connection: &mut PgConnection, closed: &[Closed]) -> s
     sqlx::query!(
         "insert into trajectory \
              (generation_id, surface, reward_definition, closes_at, reward, censor_code, signal, feedback_at, episode_id, \
-              episode_turns, turn_reward, closed_at) \
+              episode_turns, turn_reward, kept_characters, closed_at) \
          select r.*, clock.now \
          from unnest($1::uuid[], $2::text[], $3::int[], $4::timestamptz[], $5::double precision[], $6::text[], $7::text[], \
-                     $8::timestamptz[], $9::uuid[], $10::int[], $11::double precision[]) as r, \
+                     $8::timestamptz[], $9::uuid[], $10::int[], $11::double precision[], $12::int[]) as r, \
               (select clock_timestamp() as now offset 0) as clock",
         ids,
         column!(row => row.surface.clone()),
@@ -342,7 +345,8 @@ pub(super) async fn store(connection: &mut PgConnection, closed: &[Closed]) -> s
         &feedback_at as _,
         column!(row => row.episode.map(|episode| episode.id)) as _,
         column!(row => row.episode.map(|episode| episode.turns)) as _,
-        column!(row => row.episode.and_then(|episode| episode.turn_reward)) as _
+        column!(row => row.episode.and_then(|episode| episode.turn_reward)) as _,
+        column!(row => row.kept_characters) as _
     )
     .execute(&mut *connection)
     .await?;

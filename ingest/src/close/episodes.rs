@@ -282,6 +282,7 @@ impl<'a> Round<'a> {
             definition: self.definition(turn),
             closes_at: turn.closing.starts_at,
             outcome: Outcome::Censored { code },
+            kept_characters: None,
             episode: None,
         }
     }
@@ -303,6 +304,7 @@ impl<'a> Round<'a> {
             definition: self.definition(turn),
             closes_at,
             outcome: outcome.clone(),
+            kept_characters: None,
             episode: Some(OfEpisode {
                 id,
                 turns: count,

@@ -90,6 +90,15 @@ impl Metric {
             let (wants, is) = (metric_type.as_str(), value.kind());
             return Err(("value", format!("metric {name:?} takes a {wants}, not a {is}")));
         }
+        if let Value::Float(characters) = value
+            && name == super::KEPT_CHARACTERS
+            && (*characters < 0.0 || characters.fract() != 0.0)
+        {
+            return Err((
+                "value",
+                format!("metric {name:?} counts characters: a whole number from 0"),
+            ));
+        }
         match (self.level, target) {
             (Some(Level::Generation), Target::Episode(_)) => Err((
                 "episode_id",
@@ -127,5 +136,8 @@ mod tests {
         let anywhere = Metric::new("comment", MetricType::Comment);
         assert!(anywhere.check(generation, &Value::Text("well".to_owned())).is_ok());
         assert!(anywhere.check(episode, &Value::Bool(true)).is_err());
+        let kept = Metric::new(super::super::KEPT_CHARACTERS, MetricType::Float);
+        let takes = [3.0, 0.0, -1.0, 1.5].map(|value| kept.check(generation, &Value::Float(value)).is_ok());
+        assert_eq!(takes, [true, true, false, false]);
     }
 }

@@ -5,4 +5,5 @@
 pub mod answer;
 pub mod chat;
 pub mod constraint;
+pub mod kept;
 pub mod tokenizer;

@@ -314,7 +314,7 @@ fn ids(json: &Value, file: &'static str, field: &str) -> Result<Vec<u32>, Error>
 }
 
 #[cfg(test)]
-pub(crate) use tests::byte_char;
+pub(crate) use tests::{byte_char, tokenizer as example};
 
 #[cfg(test)]
 mod tests {
@@ -376,7 +376,7 @@ mod tests {
         char::from_u32(256 + rank).unwrap()
     }
 
-    fn tokenizer() -> Tokenizer {
+    pub(crate) fn tokenizer() -> Tokenizer {
         let config = r#"{"eos_token_id": [257, 258, 259], "springtide_decline_token_id": 258}"#;
         Tokenizer::from_checkpoint(&checkpoint(config)).unwrap()
     }

@@ -653,6 +653,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         behavior: None,
         experts: None,
         reward: sampled.reward.unwrap(),
+        kept: None,
         suppressed: sampled.suppressed,
         weight: runs::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }

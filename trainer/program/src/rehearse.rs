@@ -94,6 +94,7 @@ impl Rehearsed {
             behavior: None,
             experts: None,
             reward: one.reward,
+            kept: one.kept,
             suppressed: one.suppressed,
             weight: explore::weight(one.declined, (self.explore > 0.0).then_some(self.explore)),
         }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use text::constraint::FORMAT;
+use text::kept::Kept;
 use text::tokenizer::Tokenizer;
 
 /// Memory of a sample's masks. A vocabulary of 150,000 ids has 3,500 different masks in it.
@@ -49,7 +50,7 @@ struct Inner {
     files: Checkpoint,
     /// Logits per token.
     vocabulary: usize,
-    /// Read when the first constrained sample needs it. `None`: it cannot be.
+    /// Read when the first sample needs it. `None`: it cannot be.
     tokenizer: OnceLock<Option<Tokenizer>>,
 }
 
@@ -71,6 +72,24 @@ impl Grammars {
         })))
     }
 
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        let inner = self.0.as_ref()?;
+        let read = || {
+            Tokenizer::from_checkpoint(&inner.files)
+                .inspect_err(
+                    |error| tracing::warn!(%error, "nothing can be learned from constraints or from kept characters"),
+                )
+                .ok()
+        };
+        inner.tokenizer.get_or_init(read).as_ref()
+    }
+
+    /// What keeping the first `characters` of a text says of its `tokens`. `None`: nothing.
+    pub fn kept(&self, tokens: &[u32], characters: i32, accepted: bool) -> Option<Kept> {
+        let characters = usize::try_from(characters).unwrap_or(0);
+        Kept::of(self.tokenizer()?, tokens, characters, accepted).ok().flatten()
+    }
+
     /// The masks of `tokens`, which are all that were sampled. Takes up to a second for the first
     /// sample, and then about as long as the engine took.
     pub fn masks(&self, constraint: &Constraint, tokens: &[u32]) -> Result<Masks, Refused> {
@@ -78,13 +97,7 @@ impl Grammars {
         if constraint.format != FORMAT {
             return Err(Refused::NotFollowed);
         }
-        let read = || {
-            Tokenizer::from_checkpoint(&inner.files)
-                .inspect_err(|error| tracing::warn!(%error, "no constrained sample can be scored"))
-                .ok()
-        };
-        let tokenizer = inner.tokenizer.get_or_init(read).as_ref();
-        let tokenizer = tokenizer.ok_or(Refused::NotFollowed)?;
+        let tokenizer = self.tokenizer().ok_or(Refused::NotFollowed)?;
         let schema: Value = serde_json::from_str(&constraint.schema).map_err(|_| Refused::NotFollowed)?;
         let mut matcher = tokenizer.constrain(&schema).map_err(|_| Refused::NotFollowed)?;
         let (ending, decline) = (tokenizer.ending_ids(), tokenizer.decline_id());

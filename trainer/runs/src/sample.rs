@@ -7,6 +7,7 @@ use model::config::Experts;
 use model::router::Routing;
 use model::sampling::Params;
 use std::sync::Arc;
+use text::kept::Kept;
 use uuid::Uuid;
 
 /// A generation with the reward of its trajectory, ready for training.
@@ -45,6 +46,8 @@ pub struct Sample {
     /// Logged experts of all tokens but the last. `None`: not logged, or a dense model.
     pub experts: Option<Arc<Routing>>,
     pub reward: f64,
+    /// How much of it its user kept. `None`: not said, or no text. Only the loss `verdicts` reads it.
+    pub kept: Option<Kept>,
     /// The decline token was masked; `logprobs` are of the distribution without it.
     pub suppressed: bool,
     /// Factor of its advantage, 0 or more, see [`crate::explore`]. Supervised runs set it to 1, and the loss
@@ -150,6 +153,7 @@ impl Sample {
             behavior: None,
             experts: None,
             reward: 0.0,
+            kept: None,
             suppressed: false,
             weight: 1.0,
         }

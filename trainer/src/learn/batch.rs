@@ -15,6 +15,7 @@ use model::router::{Mismatch, Routing};
 use runs::sample::{Behavior, Sample};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use text::kept::Kept;
 
 /// Sequences that go through the model together, and their trained tokens.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -23,6 +24,8 @@ pub struct MicroBatch {
     pub sequences: Vec<Vec<u32>>,
     /// Index of each sample, in the order of the trained tokens, and how many of them it has.
     pub samples: Vec<(usize, usize)>,
+    /// How many of the trained tokens of each sample its user kept, and of which ones one is wrong.
+    pub kept: Vec<Option<Kept>>,
     /// Row, counted through all sequences, whose logits predict the trained token.
     pub positions: Vec<usize>,
     /// The trained token itself.
@@ -168,6 +171,7 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
             batch.stale = sample.staleness > 0;
             batch.engine.clone_from(&sample.engine);
             batch.samples.push((i, sample.trained_tokens()));
+            batch.kept.push(sample.kept.map(|kept| trained(kept, &sample.mask)));
             if let Some(experts) = &sample.experts {
                 batch.routing.get_or_insert_default().append(experts)?;
             }
@@ -179,6 +183,16 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
         first_row += merged.input_len;
     }
     Ok(batch)
+}
+
+/// Of the trained tokens alone.
+fn trained(kept: Kept, mask: &[bool]) -> Kept {
+    let count = |mask: &[bool]| mask.iter().filter(|&&trained| trained).count();
+    let (right, rest) = mask.split_at(kept.right.min(mask.len()));
+    Kept {
+        right: count(right),
+        wrong: count(&rest[..kept.wrong.min(rest.len())]),
+    }
 }
 
 impl MicroBatch {

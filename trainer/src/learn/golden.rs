@@ -122,6 +122,7 @@ impl Case {
                     behavior: &constant(&self.old[rows].concat()),
                     advantage: &advantage,
                     lengths: &lengths,
+                    kept: &vec![None; lengths.len()],
                     masked: None,
                 },
             );

@@ -545,6 +545,7 @@ impl Learner {
                 behavior: &sampled_from,
                 advantage: &advantage,
                 lengths: &lengths,
+                kept: &batch.kept,
                 masked: masked.as_ref(),
             },
         );

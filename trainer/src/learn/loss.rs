@@ -13,7 +13,8 @@ use crate::learn::batch::Counts;
 use runs::sample::{Sample, Trajectory};
 use runs::settings::{Aggregation, Loss};
 use std::collections::BTreeMap;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
+use text::kept::Kept;
 
 /// The loss of each trained token, before aggregation.
 pub fn terms(loss: Loss, tokens: &Tokens<'_>) -> Terms {
@@ -22,6 +23,7 @@ pub fn terms(loss: Loss, tokens: &Tokens<'_>) -> Terms {
         behavior,
         advantage,
         lengths,
+        kept,
         masked,
     } = *tokens;
     match loss {
@@ -30,7 +32,7 @@ pub fn terms(loss: Loss, tokens: &Tokens<'_>) -> Terms {
         Loss::PpoClip { low, high, dual } => {
             apart(masked, behavior, |old| ppo_clip(logp, old, advantage, low, high, dual))
         }
-        Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, weight_max),
+        Loss::Verdicts { weight_max } => verdicts(logp, advantage, lengths, kept, weight_max),
         Loss::CrossEntropy => cross_entropy(logp, advantage),
     }
 }
@@ -43,6 +45,8 @@ pub struct Tokens<'a> {
     pub behavior: &'a Tensor,
     pub advantage: &'a Tensor,
     pub lengths: &'a [i64],
+    /// How many of each generation's tokens its user kept.
+    pub kept: &'a [Option<Kept>],
     /// log(1 − π(decline)), without gradient, of tokens that were sampled with the decline token masked, and 0 of the
     /// others. None: there is no such token.
     pub masked: Option<&'a Tensor>,
@@ -152,8 +156,13 @@ pub fn gspo(logp: &Tensor, behavior: &Tensor, advantage: &Tensor, lengths: &[i64
 /// likelihood holds whoever sampled y and however it was chosen, so there is no importance weight: older versions' samples
 /// count in full. It is a proper score, so it makes p(y) the share of accepts. A rare text that is rejected says little, and
 /// moves little. Unlikelihood of whole texts: Welleck et al. 2020.
-fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], weight_max: f64) -> Terms {
+///
+/// A user who keeps the first k tokens and not the word after them, tokens k+1 to k+w, says more (`kept`): p(k) = Π_{t≤k} π(y_t) ·
+/// (1 − Π_{k<t≤k+w} π(y_t)). Its likelihood is that of k accepted texts of one token each and a rejected one of w; the
+/// tokens after them have no gradient.
+fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], kept: &[Option<Kept>], weight_max: f64) -> Terms {
     const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
+    let (lengths, advantage) = &judged(lengths, kept, advantage);
     let of_generations = |per_token: &Tensor| {
         let sums = per_token.split_with_sizes(lengths, 0);
         let sums = sums.iter().map(|part| part.sum(Kind::Float).expand_as(part));
@@ -168,6 +177,29 @@ fn verdicts(logp: &Tensor, advantage: &Tensor, lengths: &[i64], weight_max: f64)
         per_token: -(weight * logp),
         clipped: rejected.logical_and(&odds.gt(weight_max)).to_kind(Kind::Float),
     }
+}
+
+/// The lengths of the texts that were judged each for itself, and the verdicts: above 0 for right, below for wrong, 0 for
+/// not known. Generations without an advantage have none.
+fn judged(lengths: &[i64], kept: &[Option<Kept>], advantage: &Tensor) -> (Vec<i64>, Tensor) {
+    let (mut texts, mut verdicts) = (Vec::new(), Vec::new());
+    let mut advantages = advantage.split_with_sizes(lengths, 0).into_iter();
+    for (&length, kept) in lengths.iter().zip(kept) {
+        let Some(of_generation) = advantages.next() else { break };
+        let Some(kept) = kept else {
+            texts.push(length);
+            verdicts.push(of_generation);
+            continue;
+        };
+        let right = (kept.right as i64).min(length);
+        let wrong = (kept.wrong as i64).min(length - right);
+        texts.extend((0..right).map(|_| 1));
+        texts.extend([wrong, length - right - wrong]);
+        let is = |verdict: f64, tokens: i64| Tensor::full([tokens], verdict, (Kind::Float, Device::Cpu));
+        let said = Tensor::cat(&[is(1.0, right), is(-1.0, wrong), is(0.0, length - right - wrong)], 0);
+        verdicts.push(said * of_generation.abs());
+    }
+    (texts, Tensor::cat(&verdicts, 0))
 }
 
 /// max(−A r, −A clip(r, 1 − low, 1 + high)).
@@ -322,6 +354,7 @@ mod tests {
                     behavior: &behavior,
                     advantage: &advantage,
                     lengths: &[1, 1, 1],
+                    kept: &[None; 3],
                     masked: Some(&masked),
                 },
             );
@@ -349,7 +382,7 @@ mod tests {
         // an accepted text of two tokens; one rejected at p = 0.2, so its odds are 1/4; one at p = 0.99, odds 99; a reward of 0
         let logp = leaf(&logs(&[0.25, 0.4, 0.2, 0.99, 0.5]));
         let advantage = constant(&[0.75, 0.75, -0.25, -0.25, 0.0]);
-        let terms = verdicts(&logp, &advantage, &[2, 1, 1, 1], 20.0);
+        let terms = verdicts(&logp, &advantage, &[2, 1, 1, 1], &[None; 4], 20.0);
         terms.per_token.sum(Kind::Float).backward();
         close(&logp.grad(), &[-1.0, -1.0, 0.25, 20.0, 0.0]);
         close(&terms.clipped, &[0.0, 0.0, 0.0, 1.0, 0.0]);
@@ -360,11 +393,37 @@ mod tests {
         let logs = [-0.3, -0.9];
         let likelihood = |logs: [f64; 2]| -(1.0 - logs.iter().sum::<f64>().exp()).ln();
         let logp = leaf(&logs);
-        let terms = verdicts(&logp, &constant(&[-0.25; 2]), &[2], 20.0);
+        let terms = verdicts(&logp, &constant(&[-0.25; 2]), &[2], &[None], 20.0);
         terms.per_token.sum(Kind::Float).backward();
         let step = 1e-5;
         let slope = (likelihood([logs[0] + step, logs[1]]) - likelihood([logs[0] - step, logs[1]])) / (2.0 * step);
         close(&logp.grad(), &[slope; 2]);
+    }
+
+    #[test]
+    fn the_gradient_of_what_was_kept_is_that_of_its_likelihood() {
+        // −log p(k) with two tokens kept, a wrong word of two, and one token of which nothing is known; beside it a text
+        // that was judged as a whole, and one of whose arm nothing is learned
+        let logs = [-0.3, -0.9, -0.2, -0.5, -0.7, -0.4, -0.6];
+        let likelihood = |logs: &[f64]| {
+            let kept = logs[0] + logs[1] + (1.0 - (logs[2] + logs[3]).exp()).ln();
+            -(kept + logs[5])
+        };
+        let logp = leaf(&logs);
+        let advantage = constant(&[-0.25, -0.25, -0.25, -0.25, -0.25, 0.75, 0.0]);
+        let half = Some(Kept { right: 2, wrong: 2 });
+        let terms = verdicts(&logp, &advantage, &[5, 1, 1], &[half, None, half], 20.0);
+        terms.per_token.sum(Kind::Float).backward();
+        let slopes = (0..logs.len()).map(|at| {
+            let step = 1e-5;
+            let [above, below] = [step, -step].map(|step| {
+                let mut moved = logs;
+                moved[at] += step;
+                likelihood(&moved)
+            });
+            (above - below) / (2.0 * step)
+        });
+        close(&logp.grad(), &slopes.collect::<Vec<_>>());
     }
 
     #[test]

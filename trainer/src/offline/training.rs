@@ -153,6 +153,7 @@ pub(super) fn supervised(sample: Sample) -> Sample {
         temperature: 1.0,
         behavior: None,
         experts: None,
+        kept: None,
         suppressed: false,
         weight: 1.0,
         group: None,

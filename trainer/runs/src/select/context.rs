@@ -79,10 +79,11 @@ impl Stored {
             Some((experts, payloads)) => available(experts.experts(payloads).await, &mut unavailable)?,
         };
         let (rows, limits) = (self.rows, limits.clone());
-        // only the masks of rollouts take time to compute
-        let is_constrained = rows.iter().any(|row| !row.production && row.is_constrained());
+        // only the masks of rollouts take time to compute, and reading a tokenizer
+        let is_slow = |row: &Row| !row.production && row.is_constrained() || row.kept_characters.is_some();
+        let is_slow = rows.iter().any(is_slow);
         let work = move || assemble(rows, prompts.unwrap_or_default(), experts.unwrap_or_default(), &limits);
-        let assembled = match is_constrained {
+        let assembled = match is_slow {
             false => work(),
             true => match tokio::task::spawn_blocking(work)
                 .await
@@ -111,7 +112,7 @@ fn assemble(
     for mut row in rows {
         let constraint = row.take_constraint();
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
-        let production = row.production;
+        let (production, kept_characters) = (row.production, row.kept_characters);
         if let Err(code) = provenance::check(&row) {
             assembled.broken.entry(code.into()).or_default().push(id);
             continue;
@@ -149,6 +150,9 @@ fn assemble(
                 Err(Broken::PayloadMissing) => {}
                 Err(why) => broken = Some(why.code()),
             }
+        }
+        if let Some(characters) = kept_characters {
+            sample.kept = limits.grammars.kept(&sample.tokens, characters, sample.reward > 0.0);
         }
         if let (Some(constraint), None) = (constraint, broken) {
             match limits.grammars.masks(&constraint, &sample.tokens) {

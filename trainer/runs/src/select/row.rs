@@ -42,6 +42,7 @@ pub(super) struct Row {
     pub decline_suppressed: bool,
     pub exploration_share: Option<f32>,
     pub reward: f64,
+    pub kept_characters: Option<i32>,
     /// The row has only the end of its prompt.
     pub in_parts: bool,
     /// The sampler's experts were logged.
@@ -107,6 +108,7 @@ impl Row {
             experts: None,
             behavior: Behavior::from_logged(temperature, top_p, sampling).map(Arc::new),
             reward: self.reward,
+            kept: None,
             suppressed: self.decline_suppressed,
             weight: explore::weight(declines, self.exploration_share),
         }
@@ -138,6 +140,7 @@ mod tests {
             decline_suppressed: false,
             exploration_share: Some(0.5),
             reward: 0.0,
+            kept_characters: None,
             in_parts: false,
             routed: false,
             young: false,

@@ -73,6 +73,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 behavior: None,
                 experts: None,
                 reward: if i % 3 == 0 { 0.75 } else { -0.25 },
+                kept: None,
                 suppressed: false,
                 weight: 1.0,
             }

@@ -161,6 +161,7 @@ fn the_gradient_is_that_of_a_softmax_over_the_allowed_ids_and_0_for_all_others()
                     behavior: &logp.detach(),
                     advantage: &advantage,
                     lengths: &[logp.size()[0]],
+                    kept: &[None],
                     masked: None,
                 },
             );

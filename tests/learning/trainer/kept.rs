@@ -1,0 +1,39 @@
+//! How much a user kept reaches the loss as tokens. The likelihood itself is tested beside it, in
+//! `trainer/src/learn/loss.rs`.
+
+use super::episodes::poll;
+use super::grammar::checkpoint;
+use super::world::World;
+use text::kept::Kept;
+use trainer::learn::learner::Learner;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_characters_become_tokens_that_were_right_and_a_word_that_was_wrong() {
+    let world = World::start_from("kept", checkpoint()).await;
+    let (_, claim) = world.claimed_run().await;
+    let mut sampled = world.sample(world.base, 3).await;
+    for one in &mut sampled {
+        one.tokens = b"ab cd".iter().map(|&byte| u32::from(byte)).collect();
+        one.suppressed = false;
+        one.reward = Some(-0.25);
+    }
+    world.insert_all(&sampled, "champion").await;
+    for (one, characters) in sampled.iter().zip([Some(2), Some(1), None]) {
+        sqlx::query("update trajectory set kept_characters = $2 where generation_id = $1")
+            .bind(one.id)
+            .bind(characters)
+            .execute(&world.stack.pool)
+            .await
+            .unwrap();
+    }
+    let learner = Learner::from_checkpoint(world.materialize(world.base).await).unwrap();
+    let limits = learner.model_limits();
+    let selected = poll(&world, &claim, (&[world.base], &limits), (8, &[]), |_| {}).await;
+    let kept = |id| {
+        let mut samples = selected.ready.iter().flatten();
+        samples.find(|sample| sample.generation == id).unwrap().kept
+    };
+    assert_eq!(kept(sampled[0].id), Some(Kept { right: 2, wrong: 3 }));
+    assert_eq!(kept(sampled[1].id), Some(Kept { right: 1, wrong: 1 }));
+    assert_eq!(kept(sampled[2].id), None);
+}
