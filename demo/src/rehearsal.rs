@@ -327,7 +327,7 @@ impl Stage<'_> {
                     if arrival.user < self.learners {
                         period.see(observation, args.tau);
                     }
-                    let (log_prob, text) = (draft.log_prob, draft.text.clone());
+                    let (log_probs, text) = (draft.log_probs.clone(), draft.text.clone());
                     let mut answered = self.answered(observation, prompt, draft, suppressed);
                     if args.signal == Signal::Kept
                         && let Some(answered) = answered.as_mut().filter(|one| !one.declined)
@@ -335,7 +335,8 @@ impl Stage<'_> {
                         let accepted = answered.reward > 0.0;
                         answered.kept = self.suggester.kept(&answered.tokens, pause.kept(&text), accepted)?;
                     }
-                    period.hear(answered.as_ref().map_or(0.0, |one| one.reward), log_prob);
+                    let said = answered.as_ref().map_or((0.0, None), |one| (one.reward, one.kept));
+                    period.hear(said.0, said.1, &log_probs);
                     answered
                 }
             };

@@ -6,6 +6,7 @@ use anyhow::Context;
 use report::number::{decimal, interval};
 use serde::Serialize;
 use serde_json::{Value, json};
+use text::kept::Kept;
 
 use super::{Args, Step, Trajectory};
 use crate::{
@@ -36,15 +37,23 @@ pub struct Period {
 
 impl Period {
     /// Adds the surprise of a pause's answer in bits: −log₂ p of an accept, −log₂(1 − p) of a reject, 0 if nothing was
-    /// shown or answered. `log_prob`: log p of the text, nats, of the distribution that it was drawn from. The
-    /// mean is a cross-entropy, so it is at least what answers tell about anything else.
-    pub fn hear(&mut self, reward: f64, log_prob: f64) {
+    /// shown or answered. What was kept is an accept of its tokens and a reject of the word after them. `log_probs`: of each
+    /// token, nats, of the distribution that it was drawn from. The mean is a cross-entropy, so it is at least what answers
+    /// tell about anything else.
+    pub fn hear(&mut self, reward: f64, kept: Option<Kept>, log_probs: &[f32]) {
         const PROBABILITY_MAX: f64 = 1.0 - 1e-6;
-        let p = log_prob.exp().min(PROBABILITY_MAX);
+        let of = |tokens: &[f32]| tokens.iter().map(|&one| f64::from(one)).sum::<f64>().min(0.0);
+        let accepted = |tokens: &[f32]| -of(tokens) / LN_2;
+        let rejected = |tokens: &[f32]| -(1.0 - of(tokens).exp().min(PROBABILITY_MAX)).log2();
         self.heard += 1;
-        self.bits -= match reward {
-            reward if reward > 0.0 => log_prob.min(0.0) / LN_2,
-            reward if reward < 0.0 => (1.0 - p).log2(),
+        self.bits += match kept {
+            Some(kept) if reward != 0.0 => {
+                let (right, rest) = log_probs.split_at(kept.right.min(log_probs.len()));
+                let wrong = &rest[..kept.wrong.min(rest.len())];
+                accepted(right) + if wrong.is_empty() { 0.0 } else { rejected(wrong) }
+            }
+            _ if reward > 0.0 => accepted(log_probs),
+            _ if reward < 0.0 => rejected(log_probs),
             _ => 0.0,
         };
     }
@@ -210,12 +219,16 @@ mod tests {
     #[test]
     fn an_answer_is_worth_its_surprise() {
         let mut period = Period::default();
-        period.hear(0.75, 0.25f64.ln()); // 2 bits
-        period.hear(-0.25, 0.5f64.ln()); // 1 bit
-        period.hear(0.0, 0.9f64.ln()); // declined, or no answer
-        period.hear(-0.25, 0.0); // the policy was sure, and wrong: about 20 bits, not infinitely many
+        period.hear(0.75, None, &[0.5f32.ln(); 2]); // 2 bits
+        period.hear(-0.25, None, &[0.5f32.ln()]); // 1 bit
+        period.hear(0.0, None, &[0.9f32.ln()]); // declined, or no answer
+        period.hear(-0.25, None, &[0.0]); // the policy was sure, and wrong: about 20 bits, not infinitely many
         assert_eq!(period.heard, 4);
         assert!((period.bits - 3.0 - 1e6f64.log2()).abs() < 1e-6, "{}", period.bits);
+        let mut kept = Period::default();
+        let half = Kept { right: 1, wrong: 2 };
+        kept.hear(-0.25, Some(half), &[0.5f32.ln(); 4]); // 1 bit, and −log₂(1 − 1/4)
+        assert!((kept.bits - 1.0 + 0.75f64.log2()).abs() < 1e-6, "{}", kept.bits);
         let mut typed = Period::default();
         typed.hear_texts(10, 3.0 * LN_2);
         assert!((typed.bits - 30.0).abs() < 1e-9);
