@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::judge::{self, Judges};
-use crate::reward::{Definition, KEPT_CHARACTERS, Metric, MetricType, Rule};
+use crate::reward::episode::JOIN_MAX;
+use crate::reward::{Definition, KEPT_CHARACTERS, Level, Metric, MetricType, Rule, Unit};
 
 edge::options! {
     /// `[ingest]` of the configuration file.
@@ -124,13 +125,25 @@ impl Options {
             anyhow::ensure!(!is_repeated, "ingest.metric {name:?} is declared twice");
         }
         let surfaces = self.surfaces();
+        let declared = metrics.iter().position(|metric| metric.name == KEPT_CHARACTERS);
+        let kept = match declared {
+            None => Metric::new(KEPT_CHARACTERS, MetricType::Float),
+            Some(at) => metrics.remove(at),
+        };
+        anyhow::ensure!(
+            kept.metric_type == MetricType::Float && kept.level != Some(Level::Episode),
+            "ingest.metric {KEPT_CHARACTERS:?} is a float about a generation"
+        );
+        metrics.push(Metric {
+            level: Some(Level::Generation),
+            ..kept
+        });
         let deciding = surfaces
             .iter()
             .map(|surface| (surface.metric.as_str(), surface.metric_type));
         let always = [
             ("comment", MetricType::Comment),
             ("demonstration", MetricType::Demonstration),
-            (KEPT_CHARACTERS, MetricType::Float),
         ];
         for (name, metric_type) in deciding.chain(always) {
             match metrics.iter().find(|metric| metric.name == name) {
@@ -205,6 +218,7 @@ impl Options {
                 tenant.as_deref() != Some("") && surface.as_deref() != Some(""),
                 "ingest.retention: a tenant or surface is empty; leave it out for all"
             );
+            anyhow::ensure!(*days <= 36_500, "ingest.retention: {days} days must be at most 36,500");
             let is_repeated = self.retention[..index]
                 .iter()
                 .any(|other| (&other.tenant, &other.surface) == (tenant, surface));
@@ -222,10 +236,14 @@ impl Options {
                 .iter()
                 .filter(|open| surface.as_ref().is_none_or(|name| *name == open.name))
             {
+                let turns = match open.trajectory {
+                    Unit::Generation => 0.0,
+                    Unit::Episode => JOIN_MAX.as_seconds_f64(),
+                };
                 anyhow::ensure!(
-                    open.horizon_seconds < seconds,
-                    "ingest.retention: {days} days must be above the horizon_seconds of surface {:?}, or its content goes \
-                     before its feedback comes",
+                    open.horizon_seconds + turns < seconds,
+                    "ingest.retention: {days} days must be above the horizon_seconds of surface {:?}, and for an episode a \
+                     week more, or its content goes before its feedback comes",
                     open.name
                 );
             }
@@ -392,6 +410,8 @@ mod tests {
             &[(completion, 2)][..],
             &[(None, 0)],
             &[(None, 365)],
+            &[(None, 40_000)],
+            &[(Some("environment"), 8)],
             &[(Some(""), 30)],
             &[(None, 30), (None, 40)],
         ] {

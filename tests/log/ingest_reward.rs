@@ -135,6 +135,9 @@ async fn the_last_word_on_what_was_kept_is_stored_and_changes_no_reward() {
     let half = json!({"generation_id": ids[0], "metric_name": "kept_characters", "value": 1.5});
     let (status, problem) = service.post("/v1/feedback", &half).await;
     assert_eq!((status, &problem["field"]), (400, &json!("value")), "{problem}");
+    let of_episode = json!({"episode_id": ids[0], "metric_name": "kept_characters", "value": 1.0});
+    let (status, problem) = service.post("/v1/feedback", &of_episode).await;
+    assert_eq!((status, &problem["field"]), (400, &json!("episode_id")), "{problem}");
     service.stop().await;
 }
 

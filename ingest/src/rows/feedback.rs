@@ -347,11 +347,15 @@ mod tests {
     #[test]
     fn only_what_a_rule_reads_is_needed() {
         let metric = |name: &str, text| (name.to_owned(), text);
-        assert_eq!(read(None), [metric("accept", false)]);
-        assert_eq!(read(Some("accept == null ? null : 1.0")), [metric("accept", false)]);
+        let kept = metric("kept_characters", false);
+        assert_eq!(read(None), [metric("accept", false), kept.clone()]);
+        assert_eq!(
+            read(Some("accept == null ? null : 1.0")),
+            [metric("accept", false), kept.clone()]
+        );
         assert_eq!(
             read(Some("comment == null ? null : double(comment.size())")),
-            [metric("comment", true)]
+            [metric("comment", true), kept.clone()]
         );
         // It may read any metric, but no text.
         assert_eq!(
@@ -360,6 +364,7 @@ mod tests {
                 metric("accept", false),
                 metric("comment", false),
                 metric("demonstration", false),
+                kept,
                 metric("retry", false)
             ]
         );

@@ -189,8 +189,7 @@ impl Retention {
         }
         let until = horizon(&mut *connection).await.context("read the retention horizon")?;
         sweep::below_horizon(connection, until).await?;
-        if Instant::now() >= schedule.content_at {
-            content::forget(connection, &self.content, now).await?;
+        if Instant::now() >= schedule.content_at && content::forget(connection, &self.content, now).await? {
             schedule.content_at = Instant::now() + CONTENT_INTERVAL;
         }
         if until != before || Instant::now() >= schedule.unattached_at {

@@ -22,7 +22,8 @@ pub struct Kept {
 
 impl Kept {
     /// Of sampled `tokens`, whose text is still there up to its first `characters`. What follows is
-    /// wrong as a word, because readers keep whole words: its first token may be right. A text that is
+    /// wrong as a word, because readers keep whole words: its first token may be right. Where they typed a longer word
+    /// that begins with this one, none of its tokens is; that is rare, and not seen here. A text that is
     /// kept whole ended rightly if it was `accepted`, else its stop token is wrong. `None`: the tokens
     /// are no text.
     pub fn of(tokenizer: &Tokenizer, tokens: &[u32], characters: usize, accepted: bool) -> Result<Option<Self>, Error> {

@@ -1,5 +1,5 @@
-//! How much a user kept reaches the loss as tokens. The likelihood itself is tested beside it, in
-//! `trainer/src/learn/loss.rs`.
+//! How much a user kept is selected as tokens. How they are counted and what the loss makes of them is tested in
+//! `trainer/src/learn`.
 
 use super::episodes::poll;
 use super::grammar::checkpoint;

@@ -252,6 +252,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_kept_is_counted_in_trained_tokens() {
+        let kept = |right, wrong| Some(Kept { right, wrong });
+        let samples = [
+            sample(&[1], &[2], &[true]),
+            Sample {
+                kept: kept(2, 1),
+                ..sample(&[1, 4], &[5, 6, 7, 8], &[true, false, true, true])
+            },
+        ];
+        let batch = &pack(&samples, &[1.0; 2], 100).unwrap()[0];
+        assert_eq!(batch.samples, [(1, 3), (0, 1)]);
+        assert_eq!(batch.kept, [kept(1, 1), None]);
+    }
+
+    #[test]
     fn mismatches_are_those_of_each_sample() {
         let samples = [
             sample(&[1], &[2, 3], &[true, true]),

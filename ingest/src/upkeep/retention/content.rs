@@ -1,5 +1,7 @@
 //! Takes the content from generations that are older than their tenant or surface keeps it.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -9,13 +11,17 @@ use crate::upkeep::partition;
 
 /// Rows of one transaction.
 const BATCH_ROWS: i32 = 1_000;
+/// A first walk reads all generations. Meanwhile weeks must go on to expire.
+const ROUND_MAX: Duration = Duration::from_secs(20);
 
-/// Goes on where an earlier call ended, in any process. Busy rows are left to the next call.
+/// Goes on where an earlier call ended, in any process. Returns whether it reached the end: not if time was up, or rows
+/// were busy.
 pub(super) async fn forget(
     connection: &mut PgConnection,
     rules: &[ContentRetention],
     now: OffsetDateTime,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
+    let until = Instant::now() + ROUND_MAX;
     for rule in rules {
         let tenant = rule.tenant.as_deref().unwrap_or_default();
         let surface = rule.surface.as_deref().unwrap_or_default();
@@ -29,10 +35,12 @@ pub(super) async fn forget(
                 BATCH_ROWS
             );
             let left = partition::unless_busy(left.fetch_one(&mut *connection).await, "generation");
-            if !left.context("take content from old generations")?.unwrap_or(false) {
-                break;
+            match left.context("take content from old generations")? {
+                Some(false) => break,
+                Some(true) if Instant::now() < until => {}
+                Some(true) | None => return Ok(false),
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
