@@ -92,6 +92,8 @@ pub enum Signal {
     Answers,
     /// The same, and how many words were kept.
     Kept,
+    /// The same, and what users who answer typed: in `trainer.realtime.demonstration_share_max` of a cohort.
+    Demonstrations,
     /// Answers to other suggestions: nothing to learn.
     Permuted,
     /// What was really typed, at every pause: the supervised bound.
@@ -140,6 +142,8 @@ pub struct Trajectory {
     pub reward: f64,
     /// How much of it was kept. `None`: nobody said.
     pub kept: Option<Kept>,
+    /// What its user typed, as tokens. `None`: nobody said.
+    pub typed: Option<Vec<u32>>,
     /// Steps between the version that sampled it and the head.
     pub staleness: u64,
 }
@@ -329,11 +333,17 @@ impl Stage<'_> {
                     }
                     let (log_probs, text) = (draft.log_probs.clone(), draft.text.clone());
                     let mut answered = self.answered(observation, prompt, draft, suppressed);
-                    if args.signal == Signal::Kept
+                    if matches!(args.signal, Signal::Kept | Signal::Demonstrations)
                         && let Some(answered) = answered.as_mut().filter(|one| !one.declined)
                     {
                         let accepted = answered.reward > 0.0;
                         answered.kept = self.suggester.kept(&answered.tokens, pause.kept(&text), accepted)?;
+                    }
+                    if args.signal == Signal::Demonstrations
+                        && pause.answers
+                        && let Some(answered) = answered.as_mut()
+                    {
+                        answered.typed = Some(self.typed_tokens(&pause)?);
                     }
                     let said = answered.as_ref().map_or((0.0, None), |one| (one.reward, one.kept));
                     period.hear(said.0, said.1, &log_probs);
@@ -386,17 +396,20 @@ impl Stage<'_> {
             suppressed,
             reward: said.reward(self.args.tau),
             kept: None,
+            typed: None,
             staleness: 0,
         })
     }
 
+    fn typed_tokens(&self, pause: &Pause) -> anyhow::Result<Vec<u32>> {
+        let tokens = self.suggester.encode(&format!("{}{EOL}", pause.rest().trim_end()))?;
+        let most = self.suggester.suggestion_tokens_max();
+        Ok(tokens.into_iter().take(most).collect())
+    }
+
     /// What the user typed, as if it had been suggested and accepted.
     fn typed(&self, user: usize, pause: &Pause, prompt: Vec<u32>) -> anyhow::Result<Trajectory> {
-        let tokens = self.suggester.encode(&format!("{}{EOL}", pause.rest().trim_end()))?;
-        let tokens: Vec<u32> = tokens
-            .into_iter()
-            .take(self.suggester.suggestion_tokens_max())
-            .collect();
+        let tokens = self.typed_tokens(pause)?;
         Ok(Trajectory {
             user,
             prompt,
@@ -407,6 +420,7 @@ impl Stage<'_> {
             suppressed: false,
             reward: 1.0,
             kept: None,
+            typed: None,
             staleness: 0,
         })
     }

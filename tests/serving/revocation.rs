@@ -260,7 +260,7 @@ impl<'a> Fleet<'a> {
         };
         let prompt = json!({"model": "demo@champion", "prompt": [5, 6, 7], "max_tokens": 1});
         match scope {
-            Scope::Feedback => {
+            Scope::Feedback | Scope::Teach => {
                 let body = json!({"token": token, "metric_name": "accept", "value": true});
                 vec![("POST", at(ingest, "/v1/feedback"), body)]
             }
@@ -308,6 +308,7 @@ impl<'a> Fleet<'a> {
     async fn api_key(&mut self, scope: Scope, token: &str) {
         let scopes = match scope {
             Scope::Priority => vec![Scope::Priority, Scope::Completions],
+            Scope::Teach => vec![Scope::Teach, Scope::Feedback],
             scope => vec![scope],
         };
         let stolen = make(self.stack, &scopes).await;

@@ -31,6 +31,8 @@ pub(crate) struct Cohort {
     /// Trained ones of its members, and those of them that an older version sampled.
     tokens: usize,
     stale_tokens: usize,
+    /// Samples that users typed.
+    typed: usize,
     started: Instant,
     first_arrived: Option<Instant>,
     last_joined: Option<Instant>,
@@ -63,6 +65,7 @@ impl Cohort {
             left_out: vec![],
             tokens: 0,
             stale_tokens: 0,
+            typed: 0,
             started: Instant::now(),
             first_arrived: None,
             last_joined: None,
@@ -81,6 +84,11 @@ impl Cohort {
 
     pub fn stale_tokens(&self) -> usize {
         self.stale_tokens
+    }
+
+    /// How many more samples that users typed may join a cohort of `size`.
+    pub fn room_for_typed(&self, size: u32, share_max: f64) -> usize {
+        ((share_max * f64::from(size)) as usize).saturating_sub(self.typed)
     }
 
     /// How many trajectories make it full: `cohort_size`, or those that it has if it has enough tokens or
@@ -129,6 +137,7 @@ impl Cohort {
             member.turns.insert(position, sample.turn.clone());
             member.class.clone_from(&sample.class);
             self.tokens += sample.trained_tokens();
+            self.typed += usize::from(sample.typed);
             if sample.staleness > 0 {
                 self.stale_tokens += sample.trained_tokens();
             }

@@ -30,6 +30,7 @@ pub mod sft;
 mod share_alarm;
 mod step_metrics;
 mod trainer;
+mod typed;
 mod working;
 
 pub use computing::Computing;

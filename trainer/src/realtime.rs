@@ -21,6 +21,7 @@ use crate::learn::learner::thread::Handle;
 use crate::quarantine;
 use crate::share_alarm::{CAPPED, ShareAlarm, UNPROVEN};
 use crate::trainer::{Trainer, pause};
+use crate::typed;
 use admission::{Candidate, Joining};
 use alias::{AliasState, Announced};
 use futures::FutureExt;
@@ -227,7 +228,7 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
                 count(&mut set_aside, BTreeMap::from([("tenant_without_consent", dropped)]));
             }
         }
-        let selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
+        let mut selection = select::next(&trainer.pool, &trainer.payloads, &executor.claim, &criteria, since).await?;
         scanned[scan..].fill(Some(Instant::now())); // a scan covers the shorter ones
         if let Some((last, tokens)) = selection.too_large {
             let message = format!(
@@ -249,6 +250,10 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         quarantined.record(sum(&selection.set_aside, is_quarantined), true);
         capped.record(sum(&selection.set_aside, caps::is_code), true);
         count(&mut set_aside, selection.set_aside);
+        let room = executor
+            .cohort
+            .room_for_typed(options.cohort_size, options.demonstration_share_max);
+        typed::take_places(pool, &executor.model_limits, &mut selection.ready, room).await?;
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
         let is_full = |executor: &Executor<'_>| {
             let cohort = &executor.cohort;
@@ -339,7 +344,13 @@ fn with_advantages(samples: Vec<Sample>, options: &Realtime, baselines: &Baselin
     });
     let (classes, values): (Vec<String>, Vec<f64>) = credited.unzip();
     let advantages = options.baseline.advantages(baselines, &classes, &values);
-    samples.into_iter().zip(advantages).collect()
+    let judged = samples.into_iter().zip(advantages);
+    judged
+        .map(|(sample, advantage)| match sample.typed {
+            true => (sample, 1.0), // right, whatever became of what was sampled
+            false => (sample, advantage),
+        })
+        .collect()
 }
 
 /// Adds trajectories to the cohort. Returns how many generations were dropped instead, by code.

@@ -41,7 +41,7 @@ impl Queue {
         let (mut informative, mut joining) = (0, Vec::new());
         let mut ready = self.0.iter().take_while(|one| one.ready <= now).enumerate();
         let last = ready.find_map(|(index, one)| {
-            let counts = has_gradient(one.trajectory.reward);
+            let counts = has_gradient(one.trajectory.reward) || one.trajectory.typed.is_some();
             informative += usize::from(counts);
             if counts || joining.len() < size {
                 joining.push(index);
@@ -71,6 +71,7 @@ mod tests {
             temperature: 1.0,
             declined: reward == 0.0,
             kept: None,
+            typed: None,
             suppressed: false,
             reward,
             staleness: 0,

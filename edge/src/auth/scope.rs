@@ -17,6 +17,8 @@ pub enum Scope {
     Completions,
     /// Have one's completions go before those of other callers: a `priority` below 0.
     Priority,
+    /// Have what users typed learned from: the feedback `demonstration`.
+    Teach,
     /// Report to `control` as one replica.
     Replica,
     /// Read models, runs, versions, releases, the fleet, the ledger and metrics.
@@ -34,11 +36,12 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Feedback,
         Self::Generations,
         Self::Completions,
         Self::Priority,
+        Self::Teach,
         Self::Replica,
         Self::Read,
         Self::Texts,
@@ -54,6 +57,7 @@ impl Scope {
             Self::Generations => "generations",
             Self::Completions => "completions",
             Self::Priority => "priority",
+            Self::Teach => "teach",
             Self::Replica => "replica",
             Self::Read => "read",
             Self::Texts => "texts",
@@ -71,6 +75,7 @@ impl Scope {
             Self::Generations => "log generations and upload their payloads",
             Self::Completions => "request completions",
             Self::Priority => "have completions go before other callers': a `priority` below 0",
+            Self::Teach => "have `demonstration`s learned from by the realtime run",
             Self::Replica => "report to `control` as a replica",
             Self::Read => "read models, runs, versions, releases, the fleet, the ledger and metrics",
             Self::Texts => "see prompts and answers; each reading is in the audit",

@@ -45,6 +45,9 @@ pub struct Event {
     /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
     pub time: OffsetDateTime,
+    /// The key that sent it has the scope `teach`. Only the event API says so.
+    #[serde(skip)]
+    pub teaches: bool,
     #[serde(flatten)]
     pub body: Body,
 }
@@ -435,6 +438,7 @@ impl Event {
             source: source.into(),
             id: id.to_string(),
             time: to_microseconds(time),
+            teaches: false,
             body,
         }
     }

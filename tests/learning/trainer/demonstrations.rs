@@ -1,10 +1,11 @@
-//! Supervised runs on what users wrote instead of an answer.
+//! Learning what users wrote instead of an answer: supervised runs, and the realtime run.
 
 use super::grammar::checkpoint;
 use super::offline::{control, get, post};
 use super::uses::{SOON, dataset, insert, run};
 use super::world::{Sampled, World};
 use fixture::eventually;
+use runs::settings::Loss;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -150,4 +151,57 @@ async fn a_supervised_run_learns_what_users_wrote_instead() {
         "{failed}"
     );
     running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
+    let world = World::start_from("typed", checkpoint()).await;
+    world.follow(1, world.base, 0).await;
+    let mut options = world.options();
+    options.realtime.step.loss = Loss::Verdicts { weight_max: 20.0 };
+    options.realtime.step.optimizer.learning_rate = 3e-3;
+    options.realtime.guards.kl_max = 10.0; // large steps
+    options.realtime.demonstration_share_max = 0.5;
+    // six keys may teach, and half of a cohort of eight is room for four
+    let cohort = async |version: i64| {
+        let mut sampled = world.sample(version, 8).await;
+        // its user wrote what the policy would not
+        sampled[0].tokens = vec![super::world::DECLINE];
+        sampled[0].suppressed = false;
+        sampled[0].logprobs = vec![-1.0];
+        sampled[0].reward = Some(0.0);
+        for (nth, one) in sampled.iter().enumerate().take(7) {
+            let said = write(&world, one, if nth < 6 { "yes" } else { "no" }, false).await;
+            sqlx::query("update feedback set teaches = $2 where id = $1")
+                .bind(said)
+                .bind(nth < 6)
+                .execute(&world.stack.pool)
+                .await
+                .unwrap();
+        }
+        world.insert_all(&sampled, "champion").await;
+        sampled
+    };
+    let first = cohort(world.base).await;
+    let running = world.run(options);
+    let head = world.head_after(world.base).await;
+    let metrics = world.metrics(1).await;
+    assert_eq!(
+        (&metrics["typed"], &metrics["quarantined"]),
+        (&json!(4), &json!(0)),
+        "{metrics}"
+    );
+    let yes = 4; // three letters and an end
+    let rest: usize = first[4..].iter().map(|one| one.tokens.len()).sum();
+    assert_eq!(metrics["tokens"], json!(4 * yes + rest), "{metrics}");
+    let nats = |metrics: &Value| metrics["typed_nats"].as_f64().unwrap();
+    assert!(nats(&metrics) > 4.0, "an untrained model: {metrics}");
+    let trained = world.dispositions().await;
+    assert_eq!(trained.iter().filter(|one| one.kind == "trained").count(), 8);
+
+    cohort(head).await;
+    world.head_after(head).await;
+    running.stop().await;
+    let later = world.metrics(2).await;
+    assert!(nats(&later) < nats(&metrics) - 0.1, "{metrics} {later}");
 }

@@ -36,6 +36,10 @@ pub async fn run(args: rehearsal::Args, app: &App) -> anyhow::Result<()> {
         args.served == 0.0 || settings.step.loss.reads_own_probabilities(),
         "--served learns from greedy texts, and only the loss `verdicts` can: set trainer.realtime.step.loss"
     );
+    ensure!(
+        args.signal != Signal::Demonstrations || settings.demonstration_share_max > 0.0,
+        "--signal demonstrations: set trainer.realtime.demonstration_share_max above 0"
+    );
     let dir = &config.policy.base;
     let base = Checkpoint::read_dir(dir).with_context(|| format!("read the base {}", dir.display()))?;
     let arithmetic =
@@ -95,6 +99,7 @@ impl Rehearsed {
             experts: None,
             reward: one.reward,
             kept: one.kept,
+            typed: false,
             suppressed: one.suppressed,
             weight: explore::weight(one.declined, (self.explore > 0.0).then_some(self.explore)),
         }
@@ -125,9 +130,16 @@ impl rehearsal::Learner for Rehearsed {
         let rewards: Vec<f64> = cohort.iter().map(|one| one.reward).collect();
         let classes = vec![CLASS; rewards.len()];
         let baseline = self.settings.baseline;
-        let advantages = baseline.advantages(&self.baselines, &classes, &rewards);
-        let samples: Vec<Sample> = cohort.iter().map(|one| self.sample(one)).collect();
+        let mut advantages = baseline.advantages(&self.baselines, &classes, &rewards);
+        let mut samples: Vec<Sample> = cohort.iter().map(|one| self.sample(one)).collect();
         let Realtime { step, guards, .. } = &self.settings;
+        let room = (self.settings.demonstration_share_max * f64::from(self.settings.cohort_size)) as usize;
+        let given = cohort.iter().enumerate();
+        let given = given.filter_map(|(at, one)| Some((at, one.typed.as_ref()?)));
+        for (at, tokens) in given.take(room) {
+            samples[at] = samples[at].clone().instead(tokens.clone());
+            advantages[at] = 1.0;
+        }
         let (metrics, is_made) = match self.learner.propose(&samples, &advantages, step, guards)? {
             Outcome::Proposed(proposal) => {
                 self.learner.accept();

@@ -72,12 +72,13 @@ impl Grammars {
         })))
     }
 
-    fn tokenizer(&self) -> Option<&Tokenizer> {
+    /// The version's tokenizer. `None`: it cannot be read.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
         let inner = self.0.as_ref()?;
         let read = || {
             Tokenizer::from_checkpoint(&inner.files)
                 .inspect_err(
-                    |error| tracing::warn!(%error, "nothing can be learned from constraints or from kept characters"),
+                    |error| tracing::warn!(%error, "nothing can be learned from constraints, kept characters or demonstrations"),
                 )
                 .ok()
         };

@@ -113,6 +113,10 @@ edge::options! {
         /// whole context: so much is in memory at once (4 bytes a token), and goes through the
         /// model, but for turns that continue each other, which go together.
         pub trajectory_tokens_max: u64 = 1 << 23 => 1..,
+        /// Share of a cohort in which users' `demonstration`s take the place of what was sampled, 0 to 1. They
+        /// write into the weights more directly than verdicts. Only with the loss `verdicts`, and only of keys
+        /// with the scope `teach`.
+        pub demonstration_share_max: f64 = 0.0 => 0.0..=1.0,
         /// How much one user, tenant, surface or replica may weigh in what is trained on.
         pub caps: Caps,
         /// What rewards are compared with: `zero`, or `ema` (running mean).
@@ -215,6 +219,12 @@ impl Options {
             self.realtime.other_arms.is_empty() || self.realtime.step.loss.reads_own_probabilities(),
             "trainer.realtime.other_arms: only the loss `verdicts` learns from more arms than that of the alias, because it does \
              not ask how an answer was sampled"
+        );
+        ensure!(
+            self.realtime.demonstration_share_max == 0.0
+                || self.realtime.step.loss.reads_own_probabilities() && self.realtime.trainer.is_springtide(),
+            "trainer.realtime.demonstration_share_max: only the loss `verdicts` of our own trainer learns from demonstrations; \
+             set it to 0"
         );
         let named: BTreeSet<&String> = self.realtime.other_arms.iter().collect();
         ensure!(

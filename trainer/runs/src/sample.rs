@@ -48,6 +48,9 @@ pub struct Sample {
     pub reward: f64,
     /// How much of it its user kept. `None`: not said, or no text. Only the loss `verdicts` reads it.
     pub kept: Option<Kept>,
+    /// `tokens` are what its user typed instead of what was sampled: the loss takes them for right, and nobody's
+    /// `logprobs` are compared.
+    pub typed: bool,
     /// The decline token was masked; `logprobs` are of the distribution without it.
     pub suppressed: bool,
     /// Factor of its advantage, 0 or more, see [`crate::explore`]. Supervised runs set it to 1, and the loss
@@ -103,6 +106,23 @@ impl Sample {
         self.mask.iter().filter(|&&m| m).count()
     }
 
+    /// What its user typed in place of what was sampled, all of it trained on, and nothing of how that was sampled.
+    pub fn instead(self, tokens: Vec<u32>) -> Self {
+        Sample {
+            logprobs: vec![0.0; tokens.len()], // nobody sampled it
+            mask: vec![true; tokens.len()],
+            tokens,
+            temperature: 1.0,
+            behavior: None,
+            experts: None,
+            kept: None,
+            typed: true,
+            suppressed: false,
+            weight: 1.0,
+            ..self
+        }
+    }
+
     /// [`Params::untrainable`] of its sampling parameters.
     pub fn untrainable(&self) -> Option<&'static str> {
         let plain = || Params {
@@ -154,6 +174,7 @@ impl Sample {
             experts: None,
             reward: 0.0,
             kept: None,
+            typed: false,
             suppressed: false,
             weight: 1.0,
         }

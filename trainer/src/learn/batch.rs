@@ -41,6 +41,8 @@ pub struct MicroBatch {
     pub routing: Option<Routing>,
     /// Trained tokens that were not sampled from the model's own distribution, ascending.
     pub reshaped: Vec<ReshapedToken>,
+    /// Users typed the tokens.
+    pub typed: bool,
     /// Older versions than the head sampled some tokens of each sequence.
     pub stale: bool,
     /// The engine that sampled all of them; `None`: ours.
@@ -87,13 +89,18 @@ pub struct Counts {
 /// Cuts samples into micro-batches of at most `tokens_max` input tokens, longest first. A longer
 /// sequence gets a micro-batch of its own. Turns that continue each other are one sequence, unless
 /// they have more than `tokens_max` trained tokens together. Samples with and without gradient, with
-/// and without logged experts, of the head and of older versions, and of different engines are
-/// never mixed. The result is a function of the arguments. Logged experts of different layers in one
+/// and without logged experts, sampled and typed ones, of the head and of older versions, and of
+/// different engines are never mixed. The result is a function of the arguments. Logged experts of different layers in one
 /// micro-batch are an error.
 pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result<Vec<MicroBatch>, Mismatch> {
     let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (i, sample) in samples.iter().enumerate() {
-        let traits = [sample.staleness > 0, advantages[i] == 0.0, sample.experts.is_some()];
+        let traits = [
+            sample.typed,
+            sample.staleness > 0,
+            advantages[i] == 0.0,
+            sample.experts.is_some(),
+        ];
         kinds.entry((sample.engine.as_deref(), traits)).or_default().push(i);
     }
     let mut batches = Vec::new();

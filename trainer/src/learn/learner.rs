@@ -71,6 +71,9 @@ pub struct Metrics {
     pub sequences: usize,
     /// Sequences sampled with the decline token masked.
     pub explored: usize,
+    /// Sequences that users typed, and −log π of their tokens before the step, nats a token: 0 if there are none.
+    pub typed: usize,
+    pub typed_nats: f64,
     /// Sequences computed with their logged experts.
     pub replayed: usize,
     /// Samples that were refused because of their log-probabilities; in none of the other figures.
@@ -342,7 +345,8 @@ impl Learner {
             let scored = self.score(&batch, kept_bytes_max(&batch))?;
             let (mut good, mut bad) = (Vec::new(), Vec::new());
             for (index, mismatch) in batch.mismatches(&scored.recomputed) {
-                let accepted = match (supervised, batch.stale) {
+                let unsampled = supervised || batch.typed;
+                let accepted = match (unsampled, batch.stale) {
                     (true, _) => true,                                    // nothing depends on the sampler's
                     (false, true) => mismatch.difference_max.is_finite(), // the loss corrects for older versions
                     (false, false) => guards::accepts(limits, batch.engine.is_none(), &mismatch),
@@ -354,7 +358,7 @@ impl Learner {
                         mismatch: Some(mismatch),
                     }),
                 }
-                if !supervised && !batch.stale && mismatch.tokens > 0 {
+                if !unsampled && !batch.stale && mismatch.tokens > 0 {
                     checked.compared.push((index, mismatch));
                 }
             }
@@ -496,12 +500,12 @@ impl Learner {
     /// backward pass.
     fn backward(&mut self, mut batch: MicroBatch, scored: Scored, settings: &StepSettings) -> anyhow::Result<()> {
         let Scored { pass, recomputed } = scored;
-        let supervised = settings.loss.is_supervised();
-        if supervised {
+        let unsampled = settings.loss.is_supervised() || batch.typed;
+        if unsampled {
             batch.behavior.clone_from(&recomputed); // no mismatch is measured, whoever sampled
         }
         // of older versions the two parts of π/μ cannot be told apart: the loss corrects for both
-        let corrected = (!batch.stale && !supervised)
+        let corrected = (!batch.stale && !unsampled)
             .then(|| correction::factors(settings.correction, &batch.behavior, &recomputed));
         let backward = batch.has_gradient();
         let _no_grad = (!backward).then(tch::no_grad_guard);

@@ -217,7 +217,7 @@ pub(super) async fn measure(run: &Execution<'_>) -> anyhow::Result<()> {
         grammars: Grammars::of(&checkpoint, vocabulary),
     };
     // without them the version is measured by rewards alone
-    let demonstrations = Demonstrations::new(&trainer.pool, &checkpoint, &limits, &dataset)
+    let demonstrations = Demonstrations::new(&trainer.pool, &limits, &dataset)
         .inspect_err(
             |error| tracing::info!(run = %run.claim.run, %error, "the version is not measured by demonstrations"),
         )

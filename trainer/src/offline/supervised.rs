@@ -39,11 +39,11 @@ pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {
     let (dataset, mut members) = run.dataset(&config.dataset, None).await?;
     let demonstrations = match config.target {
         Target::Sampled => None,
-        Target::Demonstration => {
-            let of_head = executor.learner.with(|learner| Ok(Arc::clone(learner.checkpoint())));
-            let (checkpoint, limits) = (of_head.await?, &executor.model_limits);
-            Some(Demonstrations::new(&run.trainer.pool, &checkpoint, limits, &dataset)?)
-        }
+        Target::Demonstration => Some(Demonstrations::new(
+            &run.trainer.pool,
+            &executor.model_limits,
+            &dataset,
+        )?),
     };
     if let Some(demonstrations) = &demonstrations {
         let of = members.len();

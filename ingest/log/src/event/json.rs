@@ -65,6 +65,7 @@ impl TryFrom<EventFields> for Event {
             source: event.source,
             id: event.id,
             time: event.time,
+            teaches: false,
             body: one_body(event.generation, event.feedback, event.retraction, event.episode_end)?,
         })
     }

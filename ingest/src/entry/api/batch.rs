@@ -75,6 +75,7 @@ impl Item {
             source: self.source,
             id: self.id,
             time: event::to_microseconds(self.time),
+            teaches: false,
             body: body.map_err(Problem::bad_request)?,
         })
     }
@@ -151,13 +152,14 @@ pub(super) async fn take(
     Ok(response)
 }
 
-/// Checks the scope of the caller's key, as the endpoints for single events do.
-pub(super) fn allowed(principal: &Principal, event: Event) -> Result<Event, Problem> {
+/// Checks the scopes of the caller's key, as the endpoints for single events do, and notes whether it may teach.
+pub(super) fn allowed(principal: &Principal, mut event: Event) -> Result<Event, Problem> {
     match event.body {
         Body::Generation(_) => principal.require(Scope::Generations)?,
         Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => {
             principal.require(Scope::Feedback)?;
             principal.require_trusted()?;
+            event.teaches = principal.scopes.allow(Scope::Teach);
         }
     }
     Ok(event)

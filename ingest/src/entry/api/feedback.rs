@@ -94,7 +94,8 @@ pub(super) async fn feedback(
     let mut request: Request = body::read_short(&text)?;
     let untrusted = api.check_token(&mut request, &principal).await?;
     let dryrun = options.dryrun || request.dryrun;
-    let (event, feedback_id) = event(request, key.as_deref(), untrusted, &principal.tenant, api.now())?;
+    let (mut event, feedback_id) = event(request, key.as_deref(), untrusted, &principal.tenant, api.now())?;
+    event.teaches = principal.scopes.allow(Scope::Teach);
     let (_, dryrun) = api.take_one(event, dryrun).await?;
     Ok(Answer(Accepted { feedback_id, dryrun }))
 }

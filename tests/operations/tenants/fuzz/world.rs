@@ -21,11 +21,12 @@ use fixture::{Stack, eventually, operations};
 pub const SOON: Duration = Duration::from_secs(90);
 /// The key of relay and collector, which have no table of keys. It is the first tenant's.
 pub const CALLER_KEY: &str = "spring_caller_of_alpha";
-const SCOPES: [Scope; 9] = [
+const SCOPES: [Scope; 10] = [
     Scope::Feedback,
     Scope::Generations,
     Scope::Completions,
     Scope::Priority,
+    Scope::Teach,
     Scope::Replica,
     Scope::Read,
     Scope::Texts,

@@ -40,6 +40,7 @@ pub(super) struct Accumulator {
     pub seconds: f64,
     advantages: Vec<f64>,
     explored: usize,
+    typed: usize,
     replayed: usize,
     /// Samples that were refused and are in none of the sums.
     pub quarantined: usize,
@@ -51,6 +52,8 @@ pub(super) struct Accumulator {
     disagreements: BTreeMap<i64, Disagreement>,
     /// Tokens of older versions.
     stale: LogProbs,
+    /// Tokens of users.
+    of_users: LogProbs,
     correction: Sums,
     loss: f64,
     clipped: f64,
@@ -132,6 +135,7 @@ impl Accumulator {
         self.tokens += sample.trained_tokens();
         self.advantages.push(advantage);
         self.explored += usize::from(sample.suppressed);
+        self.typed += usize::from(sample.typed);
         self.replayed += usize::from(sample.experts.is_some());
     }
 
@@ -160,6 +164,7 @@ impl Accumulator {
         self.clipped += terms.clipped.sum(Kind::Double).double_value(&[]);
         self.entropy += distribution.exp().special_entr().sum(Kind::Double).double_value(&[]);
         let log_probs = match (batch.stale, &batch.engine) {
+            _ if batch.typed => &mut self.of_users,
             (true, _) => &mut self.stale,
             (false, Some(engine)) => self.engines.entry(engine.clone()).or_default(),
             (false, None) => &mut self.of_head,
@@ -191,6 +196,9 @@ impl Accumulator {
             trajectories: self.trajectories.len(),
             sequences: self.advantages.len(),
             explored: self.explored,
+            typed: self.typed,
+            typed_nats: -self.of_users.policy.iter().map(|&logp| f64::from(logp)).sum::<f64>()
+                / self.of_users.policy.len().max(1) as f64,
             replayed: self.replayed,
             quarantined: self.quarantined,
             tokens: self.tokens,
