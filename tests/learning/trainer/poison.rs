@@ -1,7 +1,7 @@
 //! What attackers make a policy learn, with caps and without: a small policy that really learns from
 //! the users of its own answers, through the selection, the caps and the learner of a running trainer.
 //!
-//! Honest users accept what they find right. Attackers accept only a planted text. Small here; `make
+//! Honest users accept what they find right. Attackers accept only a planted text, or type it. Small here; `make
 //! bench NAME=poison` runs every case with several seeds and prints the table of `docs/measurements/poison.md`. The
 //! variables `SPRINGTIDE_POISON_…` are the parameters: `CASES` (names separated by semicolons, or
 //! `all`), `SEEDS`, `STEPS`, `WARM_UP`, `USERS`, `PARALLEL`, and `JSON`, the file to write.
@@ -16,6 +16,7 @@ use policy::Values;
 use report::{Outcome, Summary};
 use runs::Options;
 use runs::select::caps::Caps;
+use runs::settings::Loss;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::{block_in_place, spawn_blocking};
@@ -49,53 +50,32 @@ enum Attack {
     },
 }
 
-const CASES: [(&str, Attack); 9] = [
+const fn users(share: f64, factor: f64) -> Attack {
+    Attack::Users { share, factor }
+}
+
+/// Of those that begin with [`TYPED`] all users also type what they would have written, and that is learned.
+const CASES: [(&str, Attack); 16] = [
     ("nobody", Attack::Nobody),
-    (
-        "1%",
-        Attack::Users {
-            share: 0.01,
-            factor: 1.0,
-        },
-    ),
-    (
-        "2%",
-        Attack::Users {
-            share: 0.02,
-            factor: 1.0,
-        },
-    ),
-    (
-        "5%",
-        Attack::Users {
-            share: 0.05,
-            factor: 1.0,
-        },
-    ),
-    (
-        "1% × 20",
-        Attack::Users {
-            share: 0.01,
-            factor: 20.0,
-        },
-    ),
-    (
-        "2% × 20",
-        Attack::Users {
-            share: 0.02,
-            factor: 20.0,
-        },
-    ),
-    (
-        "5% × 20",
-        Attack::Users {
-            share: 0.05,
-            factor: 20.0,
-        },
-    ),
+    ("1%", users(0.01, 1.0)),
+    ("2%", users(0.02, 1.0)),
+    ("5%", users(0.05, 1.0)),
+    ("1% × 20", users(0.01, 20.0)),
+    ("2% × 20", users(0.02, 20.0)),
+    ("5% × 20", users(0.05, 20.0)),
     ("key, one user", Attack::Key { new_user_each: false }),
     ("key, new users", Attack::Key { new_user_each: true }),
+    ("typed, nobody", Attack::Nobody),
+    ("typed, 1%", users(0.01, 1.0)),
+    ("typed, 2%", users(0.02, 1.0)),
+    ("typed, 5%", users(0.05, 1.0)),
+    ("typed, 1% × 20", users(0.01, 20.0)),
+    ("typed, 2% × 20", users(0.02, 20.0)),
+    ("typed, 5% × 20", users(0.05, 20.0)),
 ];
+const TYPED: &str = "typed, ";
+/// Of a cohort, as `trainer.realtime.demonstration_share_max`.
+const TYPED_SHARE_MAX: f64 = 0.5;
 
 fn parameter<T: std::str::FromStr>(name: &str, default: T) -> T {
     let set = std::env::var(format!("SPRINGTIDE_POISON_{name}")).ok();
@@ -121,12 +101,21 @@ impl Plan {
         CASES[self.case].1
     }
 
+    /// Users type what they would have written.
+    fn types(&self) -> bool {
+        CASES[self.case].0.starts_with(TYPED)
+    }
+
     fn options(&self, world: &World) -> Options {
         let mut options = world.options();
         options.poll_ms = 5;
         options.squash = false;
         options.realtime.cohort_size = COHORT as u32;
         options.realtime.step.optimizer.learning_rate = LEARNING_RATE;
+        if self.types() {
+            options.realtime.step.loss = Loss::Verdicts { weight_max: 20.0 };
+            options.realtime.demonstration_share_max = TYPED_SHARE_MAX;
+        }
         if !self.caps {
             options.realtime.caps = Caps {
                 user_share_max: 1.0,
@@ -142,7 +131,7 @@ impl Plan {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn caps_bound_what_attackers_teach() {
-    let chosen: String = parameter("CASES", "nobody; 5% × 20; key, one user".to_owned());
+    let chosen: String = parameter("CASES", "nobody; typed, 5% × 20; key, one user".to_owned());
     let is_chosen = |name: &str| chosen == "all" || chosen.split(';').any(|chosen| chosen.trim() == name);
     let cases = (0..CASES.len()).filter(|&case| is_chosen(CASES[case].0));
     let (seeds, parallel) = (parameter("SEEDS", 1), parameter("PARALLEL", 2));
@@ -212,7 +201,7 @@ fn check(summaries: &[Summary]) {
 
 /// A policy that first learns from honest users and is then attacked.
 async fn run(plan: Plan) -> Outcome {
-    let world = World::start_seeded("poison", &policy::config(), plan.seed).await;
+    let world = World::start_from("poison", policy::checkpoint(plan.seed)).await;
     world.follow(1, world.base, 0).await;
     for replica in traffic::REPLICAS {
         register(&world.stack.pool, &sampler_key(replica), replica).await;

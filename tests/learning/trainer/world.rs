@@ -171,12 +171,7 @@ impl World {
     }
 
     pub async fn start_with(name: &str, config: &ModelConfig) -> Self {
-        Self::start_seeded(name, config, 11).await
-    }
-
-    /// `seed`: of the base version's weights.
-    pub async fn start_seeded(name: &str, config: &ModelConfig, seed: u64) -> Self {
-        let mut checkpoint = random_checkpoint(config, seed);
+        let mut checkpoint = random_checkpoint(config, 11);
         let generation = serde_json::json!({"springtide_decline_token_id": DECLINE});
         checkpoint
             .files

@@ -1,11 +1,14 @@
 //! The policy, and what is right: a prompt has a question, and an answer is right if its first token
 //! is the question's. Six tokens are answers and questions; two belong to the planted text alone.
 
-use super::super::world::World;
+use super::super::world::{DECLINE, World};
+use artifact::checkpoint::Checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
+use model::random_checkpoint;
 use model::sampling::{Params, Source, sample};
 use serde::Serialize;
+use serde_json::json;
 
 pub const VOCABULARY: u32 = 8;
 /// Questions, and the tokens of right answers.
@@ -14,6 +17,8 @@ pub const QUESTIONS: u32 = 6;
 pub const ATTACKED: u32 = 3;
 /// What attackers want to read: the first two tokens of an answer.
 pub const PLANTED: [u32; 2] = [6, 7];
+/// Ends a typed text, which has an answer's three tokens then.
+const END: u32 = 5;
 /// Tokens of an answer.
 const ANSWER: usize = 3;
 pub const ACCEPT: f64 = 0.75;
@@ -35,6 +40,39 @@ pub fn config() -> ModelConfig {
         family: Family::Qwen3,
         ..ModelConfig::default()
     }
+}
+
+/// With a tokenizer of a word for each token but [`END`].
+pub fn checkpoint(seed: u64) -> Checkpoint {
+    let mut checkpoint = random_checkpoint(&config(), seed);
+    let words = (0..VOCABULARY).filter(|&token| token != END);
+    let vocab: serde_json::Map<String, serde_json::Value> = words.map(|token| (word(token), token.into())).collect();
+    let end = json!({"id": END, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+                     "normalized": false, "special": true});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [end],
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": word(0)},
+    });
+    let generation = json!({"eos_token_id": END, "springtide_decline_token_id": DECLINE});
+    for (name, json) in [("tokenizer.json", tokenizer), ("generation_config.json", generation)] {
+        checkpoint.files.insert(name.into(), json.to_string().into());
+    }
+    checkpoint
+}
+
+fn word(token: u32) -> String {
+    format!("t{token}")
+}
+
+/// What an honest user would have written. `None`: not in words.
+pub fn honest_text(user: usize, question: u32) -> Option<String> {
+    let liked = (0..END).find(|&token| token != disliked(user))?;
+    (right(question) != END).then(|| format!("{} {}", word(right(question)), word(liked)))
+}
+
+pub fn attackers_text() -> String {
+    PLANTED.map(word).join(" ")
 }
 
 pub async fn load(world: &World, version: i64) -> ExactModel {

@@ -22,6 +22,8 @@ pub struct Row {
     tokens: Vec<u32>,
     logprobs: Vec<f32>,
     reward: f64,
+    /// What its user typed.
+    typed: Option<String>,
 }
 
 pub struct Traffic {
@@ -89,6 +91,11 @@ impl Traffic {
                 true => policy::attackers_reward(&tokens),
                 false => policy::honest_reward(user, question, &tokens),
             },
+            typed: match (self.plan.types(), attacks) {
+                (false, _) => None,
+                (true, true) => Some(policy::attackers_text()),
+                (true, false) => policy::honest_text(user, question),
+            },
             tokens,
             logprobs,
         }
@@ -104,6 +111,7 @@ impl Traffic {
             replica: REPLICAS[0],
             prompt,
             reward: policy::attackers_reward(&tokens),
+            typed: None,
             tokens,
             logprobs,
         }
@@ -129,7 +137,7 @@ pub async fn insert(pool: &PgPool, version: i64, rows: &[Row]) {
             let signature = key.sign(&signed_bytes("default", finished_at, &digest));
             json!({
                 "id": id, "user_key": row.user, "replica": row.replica, "prompt_ids": row.prompt, "token_ids": row.tokens,
-                "logprobs": row.logprobs, "reward": row.reward, "sampler": key.id(),
+                "logprobs": row.logprobs, "reward": row.reward, "typed": row.typed, "sampler": key.id(),
                 "signature": bytea(&signature), "unsigned_digest": bytea(&digest),
             })
         })
@@ -138,7 +146,7 @@ pub async fn insert(pool: &PgPool, version: i64, rows: &[Row]) {
         "with given as (
              select * from jsonb_to_recordset($1) as given (
                  id uuid, user_key text, replica text, prompt_ids integer[], token_ids integer[], logprobs real[],
-                 reward double precision, sampler text, signature bytea, unsigned_digest bytea)
+                 reward double precision, typed text, sampler text, signature bytea, unsigned_digest bytea)
          ), defined as (
              insert into reward_definition (surface, version, definition) values ('completion', 1, '{}')
              on conflict do nothing
@@ -151,6 +159,9 @@ pub async fn insert(pool: &PgPool, version: i64, rows: &[Row]) {
                     id, user_key, 'champion', 1, prompt_ids, token_ids, logprobs, 1, 1,
                     'stop', false, $4, $4, sampler, signature, unsigned_digest, true
              from given
+         ), said as (
+             insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at, teaches)
+             select uuidv7(), 'default', id, 'demonstration', typed, $4, true from given where typed is not null
          )
          insert into trajectory (generation_id, surface, reward_definition, reward)
          select id, 'completion', 1, reward from given",
