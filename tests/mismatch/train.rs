@@ -110,6 +110,7 @@ impl Training<'_> {
                 experts: None,
                 reward: reward(reaction),
                 kept: None,
+                typed: false,
                 suppressed: false,
                 weight: 1.0,
             })

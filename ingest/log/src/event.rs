@@ -45,8 +45,8 @@ pub struct Event {
     /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
     pub time: OffsetDateTime,
-    /// The key that sent it has the scope `teach`. Only the event API says so.
-    #[serde(skip)]
+    /// The key that sent it has the scope `teach`, as the event API found.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub teaches: bool,
     #[serde(flatten)]
     pub body: Body,

@@ -649,6 +649,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         experts: None,
         reward: sampled.reward.unwrap(),
         kept: None,
+        typed: false,
         suppressed: sampled.suppressed,
         weight: runs::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }

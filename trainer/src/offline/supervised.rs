@@ -22,7 +22,6 @@ use runs::dataset::{Member, rows};
 use runs::select::Answers;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use uuid::Uuid;
 
 pub(super) async fn train(run: &Execution<'_>) -> anyhow::Result<()> {

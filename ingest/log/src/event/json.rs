@@ -50,6 +50,8 @@ pub(super) struct EventFields {
     id: String,
     #[serde(with = "time::serde::rfc3339")]
     time: OffsetDateTime,
+    #[serde(default)]
+    teaches: bool,
     generation: Option<Generation>,
     feedback: Option<Feedback>,
     retraction: Option<Retraction>,
@@ -65,7 +67,7 @@ impl TryFrom<EventFields> for Event {
             source: event.source,
             id: event.id,
             time: event.time,
-            teaches: false,
+            teaches: event.teaches,
             body: one_body(event.generation, event.feedback, event.retraction, event.episode_end)?,
         })
     }
