@@ -175,6 +175,7 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
     for merged in chosen {
         for &i in &merged.turns {
             let sample = &samples[i];
+            batch.typed = sample.typed;
             batch.stale = sample.staleness > 0;
             batch.engine.clone_from(&sample.engine);
             batch.samples.push((i, sample.trained_tokens()));
