@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "control")]
     pub kept: bool,
     /// Developers who answer also send what they typed, as the feedback `demonstration`. The realtime run
-    /// does not learn from it.
+    /// learns from it if `trainer.realtime.demonstration_share_max` is above 0.
     #[arg(long, conflicts_with = "control")]
     pub demonstrations: bool,
     /// With `--surface session`: users also say of each turn whether they keep at least
