@@ -135,7 +135,8 @@ class Stack:
 class Load:
     """Callers. `acknowledged`: kind, id, when, in seconds since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, serve: str = SERVE) -> None:
+        self.serve = serve
         self.acknowledged: list[tuple[str, str, float]] = []
         self.failed = 0
         #: Answers that no outage explains.
@@ -161,7 +162,7 @@ class Load:
             user = self.user if number == 0 else f"user-{number}-{chosen.randrange(20)}"
             try:
                 body = {"model": "demo", "prompt": PROMPT, "max_tokens": 8, "user": user}
-                generation = post(f"{SERVE}/v1/completions", body)["choices"][0]["generation_id"]
+                generation = post(f"{self.serve}/v1/completions", body)["choices"][0]["generation_id"]
                 self.acknowledged.append(("generation", generation, time.time()))
                 body = {"generation_id": generation, "metric_name": "accept", "value": chosen.random() < 0.5}
                 feedback = post(f"{INGEST}/v1/feedback", body | {"id": uuid7()})["feedback_id"]

@@ -232,10 +232,9 @@ impl Executor<'_> {
                 let message = format!("step {} by {} was not published: {why}", cohort.step, submitted.holder);
                 tracing::warn!(run = %claim.run, "{message}");
                 self.append_event("warn", &message).await?;
-                if cohort.refuse(pool, &claim, &why).await? < REFUSALS_MAX {
+                if !cohort.refuse(pool, &claim, &why, REFUSALS_MAX).await? {
                     return Ok(StepOutcome::Waiting);
                 }
-                cohort.give_back(pool, &claim, &why).await?;
                 let outcome = self.refuse_outside(&generations, REFUSED, &why).await?;
                 self.next_cohort().await?;
                 return Ok(outcome);

@@ -269,20 +269,28 @@ impl Cohort {
         })
     }
 
-    /// The weights cannot be published, with the reason for the trainer. The lease goes on. Returns how often
-    /// that has happened to this cohort.
-    pub async fn refuse(&self, pool: &PgPool, claim: &Claim, reason: &str) -> Result<i32, claim::Error> {
+    /// The weights cannot be published, with the reason for the trainer. The lease goes on, unless that has happened
+    /// to this cohort `refusals_max` times: then it is dropped. Returns whether it is.
+    pub async fn refuse(
+        &self,
+        pool: &PgPool,
+        claim: &Claim,
+        reason: &str,
+        refusals_max: i32,
+    ) -> Result<bool, claim::Error> {
         let mut transaction = claim.begin(pool).await?;
         let refusals = sqlx::query_scalar!(
-            r#"update cohort set state = 'full', refusal = $2, submission = null, refusals = refusals + 1
+            r#"update cohort set state = case when refusals + 1 < $3 then 'full' else 'dropped' end,
+                                 refusal = $2, submission = null, refusals = refusals + 1
                where id = $1 and state = 'submitted' returning refusals"#,
             self.id,
-            reason
+            reason,
+            refusals_max
         )
         .fetch_optional(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        Ok(refusals.unwrap_or(0))
+        Ok(refusals.is_some_and(|refusals| refusals >= refusals_max))
     }
 
     /// Drops it: its generations are in the queue as before.
