@@ -50,6 +50,7 @@ def main() -> None:
             replica = subprocess.Popen([old, "--config", config, "serve"], stdout=log, stderr=log)
         beside = Load(f"http://127.0.0.1:{PORT}")
         wait("the older replica answers", lambda: answers(beside.serve), stack)
+        stack.command("sampler", "add", "--name", REPLICA, "--key", work / "older/sampler.key")
         beside.start()
         time.sleep(args.seconds)
         beside.stop()
