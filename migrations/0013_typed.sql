@@ -2,8 +2,8 @@
 alter table feedback
     add column teaches boolean not null default false;  -- its key had the scope `teach`
 
--- The newest demonstration of a key that may teach about each of these generations, if it is not retracted. As
--- `demonstrations`, with the owner's rights, and of the newest 256 of a generation.
+-- The newest demonstration of a key that may teach about each of these generations that is not retracted. As
+-- `demonstrations`, with the owner's rights, and of the newest 256 of such keys.
 create function taught(ids uuid[]) returns table (id uuid, demonstration text)
 language sql stable as $$
     select g.id, said.value_text
@@ -13,9 +13,10 @@ language sql stable as $$
         select f.value_text
         from (select * from feedback about
               where about.generation_id = g.id and about.tenant_id = g.tenant_id and about.metric_name = 'demonstration'
+                and about.teaches
               order by about.given_at desc, about.id desc
               limit 256) f
-        where f.value_text is not null and f.teaches
+        where f.value_text is not null
           and not exists (select from retraction r where r.feedback_id = f.id and r.tenant_id = f.tenant_id)
         order by f.given_at desc, f.id desc
         limit 1

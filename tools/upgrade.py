@@ -40,6 +40,7 @@ def main() -> None:
         old, stack.program[0] = stack.program[0], str(new)
         print("after: ", stack.command("--version").strip(), flush=True)
         stack.start()
+        (head,) = stack.rows("select max(serial) from version")
         first = get(f"{CONTROL}/v1/ledger")["generations"]
         config = work / "older.toml"
         config.write_text(
@@ -56,7 +57,7 @@ def main() -> None:
         beside.stop()
         of_replica = f"from generation where replica = '{REPLICA}'"
         (served,) = stack.rows(f"select count(*) {of_replica}")
-        (versions,) = stack.rows(f"select count(distinct version) {of_replica}")
+        (versions,) = stack.rows(f"select count(distinct version) {of_replica} and version > {head}")
         (trained,) = stack.rows(
             f"select count(*) from trajectory_use where purpose = 'trained' and generation_id in (select id {of_replica})"
         )
@@ -64,7 +65,7 @@ def main() -> None:
         beside.refused += before.refused
         report = {
             "generations_before": first,
-            "of_older_replica": {"generations": int(served), "versions": int(versions), "trained": int(trained)},
+            "of_older_replica": {"generations": int(served), "newer_versions": int(versions), "trained": int(trained)},
             **check(stack, beside),
         }
     finally:

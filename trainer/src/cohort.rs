@@ -138,7 +138,7 @@ impl Cohort {
             member.class.clone_from(&sample.class);
             self.tokens += sample.trained_tokens();
             self.typed += usize::from(sample.typed);
-            if sample.staleness > 0 {
+            if sample.staleness > 0 && !sample.typed {
                 self.stale_tokens += sample.trained_tokens();
             }
             member.reward = sample.reward;

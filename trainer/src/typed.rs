@@ -52,11 +52,12 @@ impl Encoder {
 
     /// The sample with this text as its tokens. Else the code of the reason.
     pub fn instead(&self, sample: Sample, text: Option<&str>) -> Result<Sample, &'static str> {
-        let tokens = self.tokens(&sample, text)?;
+        let tokens = self.tokens(&sample, text, usize::MAX)?;
         Ok(sample.instead(tokens))
     }
 
-    fn tokens(&self, sample: &Sample, text: Option<&str>) -> Result<Vec<u32>, &'static str> {
+    /// At most the first `most` of them.
+    fn tokens(&self, sample: &Sample, text: Option<&str>, most: usize) -> Result<Vec<u32>, &'static str> {
         let text = text.ok_or(NONE)?;
         let tokenizer = self.grammars.tokenizer().ok_or(NONE)?;
         let mut tokens = tokenizer.encode(text).map_err(|_| SPECIAL)?;
@@ -64,6 +65,7 @@ impl Encoder {
             return Err(SPECIAL);
         }
         tokens.push(self.end);
+        tokens.truncate(most);
         if tokens.iter().any(|&id| i64::from(id) >= self.vocabulary) {
             return Err(OUTSIDE);
         }
@@ -112,9 +114,8 @@ pub(crate) async fn take_places(
     for sample in &mut singles {
         let text = texts.get(&sample.generation).map(String::as_str);
         if room > 0
-            && let Ok(mut tokens) = encoder.tokens(sample, text)
+            && let Ok(tokens) = encoder.tokens(sample, text, TYPED_TOKENS_MAX)
         {
-            tokens.truncate(TYPED_TOKENS_MAX);
             **sample = Sample::clone(sample).instead(tokens);
             room -= 1;
         }
@@ -183,6 +184,8 @@ mod tests {
         assert_eq!((sample.mask, sample.logprobs), (vec![true; 3], vec![0.0; 3]));
         let empty = encoder.instead(sampled(), Some("")).unwrap();
         assert_eq!(empty.tokens, [END], "nothing should have been written");
+        let long = encoder.tokens(&sampled(), Some("a b a b a b"), 3);
+        assert_eq!(long, Ok(vec![0, 1, 0]), "what fits of a text that does not");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct Event {
     /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
     pub time: OffsetDateTime,
-    /// The key that sent it has the scope `teach`, as the event API found.
+    /// The key that sent it has the scope `teach`, as the event API found. Other writers of the log say it themselves.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub teaches: bool,
     #[serde(flatten)]

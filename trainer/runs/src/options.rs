@@ -113,7 +113,7 @@ edge::options! {
         /// whole context: so much is in memory at once (4 bytes a token), and goes through the
         /// model, but for turns that continue each other, which go together.
         pub trajectory_tokens_max: u64 = 1 << 23 => 1..,
-        /// Share of a cohort in which users' `demonstration`s take the place of what was sampled, 0 to 1. They
+        /// Share of `cohort_size` in which users' `demonstration`s take the place of what was sampled, 0 to 1. They
         /// write into the weights more directly than verdicts. Only with the loss `verdicts`, and only of keys
         /// with the scope `teach`.
         pub demonstration_share_max: f64 = 0.0 => 0.0..=1.0,
@@ -225,6 +225,12 @@ impl Options {
                 || self.realtime.step.loss.reads_own_probabilities() && self.realtime.trainer.is_springtide(),
             "trainer.realtime.demonstration_share_max: only the loss `verdicts` of our own trainer learns from demonstrations; \
              set it to 0"
+        );
+        ensure!(
+            self.realtime.demonstration_share_max == 0.0
+                || self.realtime.cohort_tokens.is_none() && self.realtime.cohort_seconds.is_none(),
+            "trainer.realtime.demonstration_share_max is a share of cohort_size, so cohort_tokens and cohort_seconds must not \
+             be set"
         );
         let named: BTreeSet<&String> = self.realtime.other_arms.iter().collect();
         ensure!(

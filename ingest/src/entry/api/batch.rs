@@ -159,7 +159,7 @@ pub(super) fn allowed(principal: &Principal, mut event: Event) -> Result<Event, 
         Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => {
             principal.require(Scope::Feedback)?;
             principal.require_trusted()?;
-            event.teaches = principal.scopes.allow(Scope::Teach);
+            event.teaches = matches!(event.body, Body::Feedback(_)) && principal.scopes.allow(Scope::Teach);
         }
     }
     Ok(event)
