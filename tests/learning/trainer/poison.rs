@@ -228,6 +228,9 @@ async fn run(plan: Plan) -> Outcome {
         .await;
     }
     let counts = report::Counts::read(&world, plan.warm_up).await;
+    let typed = "select coalesce(sum((metrics->>'typed')::bigint), 0)::bigint from step";
+    let typed: i64 = sqlx::query_scalar(typed).fetch_one(&world.stack.pool).await.unwrap();
+    assert_eq!(typed > 0, plan.types(), "{typed} typed texts were trained on");
     running.stop().await;
     Outcome::new(plan, counts, curve)
 }

@@ -1,7 +1,7 @@
 //! The policy, and what is right: a prompt has a question, and an answer is right if its first token
 //! is the question's. Six tokens are answers and questions; two belong to the planted text alone.
 
-use super::super::world::{DECLINE, World};
+use super::super::world::World;
 use artifact::checkpoint::Checkpoint;
 use model::config::{Family, ModelConfig};
 use model::exact::{ExactModel, KvCache};
@@ -42,19 +42,19 @@ pub fn config() -> ModelConfig {
     }
 }
 
-/// With a tokenizer of a word for each token but [`END`].
+/// With a tokenizer of a word for each token; that of [`END`] nobody types.
 pub fn checkpoint(seed: u64) -> Checkpoint {
     let mut checkpoint = random_checkpoint(&config(), seed);
-    let words = (0..VOCABULARY).filter(|&token| token != END);
-    let vocab: serde_json::Map<String, serde_json::Value> = words.map(|token| (word(token), token.into())).collect();
-    let end = json!({"id": END, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+    let words = (0..VOCABULARY).map(|token| (word(token), token.into()));
+    let vocab: serde_json::Map<String, serde_json::Value> = words.collect();
+    let end = json!({"id": END, "content": word(END), "single_word": false, "lstrip": false, "rstrip": false,
                      "normalized": false, "special": true});
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
         "decoder": null, "pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [end],
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": word(0)},
     });
-    let generation = json!({"eos_token_id": END, "springtide_decline_token_id": DECLINE});
+    let generation = json!({"eos_token_id": END});
     for (name, json) in [("tokenizer.json", tokenizer), ("generation_config.json", generation)] {
         checkpoint.files.insert(name.into(), json.to_string().into());
     }
