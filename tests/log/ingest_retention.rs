@@ -540,6 +540,21 @@ async fn a_generation_without_a_partition_expires_with_the_weeks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_week_has_statistics_of_single_tokens() {
+    let stack = Stack::start("statistics").await;
+    partition(&stack.pool, 0).await;
+    let arrays = "select string_agg(c.relname || '.' || a.attname, ' ' order by 1) \
+                  from pg_class c join pg_attribute a on a.attrelid = c.oid join pg_type t on t.oid = a.atttypid \
+                  where c.relname like 'generation%' and c.relkind in ('r', 'p') and t.typcategory = 'A' \
+                    and a.attstattarget is distinct from 0";
+    let counted: Option<String> = sqlx::query_scalar(arrays).fetch_one(&stack.pool).await.unwrap();
+    assert_eq!(
+        counted, None,
+        "ANALYZE counts their elements, which holds all others back"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_long_reader_delays_a_drop_but_loses_no_work_and_stops_nobody() {
     let stack = Stack::start("reader").await;
     let pool = &stack.pool;

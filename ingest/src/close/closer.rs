@@ -9,7 +9,7 @@
 //! postponed. So is one that waits for the answer of a judge ([`super::judged`]).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use event_log::event::{Purpose, Target};
@@ -94,9 +94,12 @@ impl Closer {
     pub(crate) async fn run(mut self) {
         let needed = AllNeeded::by(self.surfaces.rules());
         while !self.shutdown.is_cancelled() {
+            let started = Instant::now();
             let pause = match self.round(&needed).await {
                 Ok(true) => continue,
-                Ok(false) => INTERVAL,
+                // Where a look takes long, because a long reader keeps dead rows before those that are
+                // due, it takes at most half of the time.
+                Ok(false) => INTERVAL.max(started.elapsed()),
                 Err(error) => {
                     tracing::warn!(error = %format!("{error:#}"), "cannot close generations, will retry");
                     ERROR_PAUSE

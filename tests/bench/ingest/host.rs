@@ -12,6 +12,9 @@ use bench::stack::{Room, Stack};
 use serde::Serialize;
 use tokio::process::{Child, Command};
 
+/// A horizon that ends during the run, so that as many generations close as come in.
+const SURFACE: &str = r#"[{ name = "completion", metric = "accept", metric_type = "boolean", trajectory = "generation",
+    horizon_seconds = 3.0, accept = 0.75, reject = -0.25, decline = 0.0 }]"#;
 const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// `springtide ingest` as a process.
@@ -32,6 +35,7 @@ impl Ingest {
             .envs(room.environment())
             .env("SPRINGTIDE__POSTGRES__URLS__INGEST", room.url_of("ingest")?)
             .env("SPRINGTIDE__INGEST__PARTITIONS", partitions.to_string())
+            .env("SPRINGTIDE__INGEST__SURFACE", SURFACE)
             .stdin(Stdio::null())
             .stderr(log.try_clone()?)
             .stdout(log)

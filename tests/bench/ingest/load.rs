@@ -2,6 +2,7 @@
 //! latency counts from the time when a request was due. Closed loop: as fast as requests are
 //! answered, which measures the capacity.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use sqlx::PgPool;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -84,6 +86,8 @@ pub async fn open_loop<W: Way>(
     let before = stored(pool).await?;
     let mut random = StdRng::seed_from_u64(7);
     let tally = Arc::new(Tally::new()?);
+    let (probes, probed) = mpsc::unbounded_channel();
+    let prober = tokio::spawn(probe(pool.clone(), tally.clone(), probed));
     let mut sends = JoinSet::new();
     let started = Instant::now();
     let mut due = Duration::ZERO;
@@ -91,31 +95,32 @@ pub async fn open_loop<W: Way>(
     while due < duration {
         tokio::time::sleep_until((started + due).into()).await;
         let (request, last) = way.make(events, batch);
-        let probed = due >= probe_at;
-        if probed {
+        let probes = (due >= probe_at).then(|| probes.clone());
+        if probes.is_some() {
             probe_at = due + Duration::from_secs_f64(1.0 / PROBES_PER_SECOND);
         }
-        let (way, tally, pool) = (way.clone(), tally.clone(), pool.clone());
+        let (way, tally) = (way.clone(), tally.clone());
         let due_at = started + due;
         sends.spawn(async move {
             if way.send(&request).await.is_err() {
                 tally.refused.fetch_add(batch, Ordering::Relaxed);
-                return Ok(());
+                return;
             }
             tally.acknowledged.fetch_add(batch, Ordering::Relaxed);
             record(&tally.acknowledge, due_at.elapsed());
-            if probed {
-                wait_for_row(&pool, last).await?;
-                record(&tally.end_to_end, due_at.elapsed());
+            if let Some(probes) = probes {
+                // The prober only ends if it failed, which the caller then sees.
+                let _ = probes.send((last, due_at));
             }
-            anyhow::Ok(())
         });
         // Exponential gaps by inversion.
         due += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() * batch as f64 / rate);
     }
     while let Some(sent) = sends.join_next().await {
-        sent??;
+        sent?;
     }
+    drop(probes);
+    prober.await??;
     let acknowledged = tally.acknowledged.load(Ordering::Relaxed);
     wait_until_stored(pool, before + acknowledged).await?;
     let seconds = started.elapsed().as_secs_f64();
@@ -237,15 +242,31 @@ async fn wait_until_stored(pool: &PgPool, records: u64) -> anyhow::Result<()> {
     }
 }
 
-async fn wait_for_row(pool: &PgPool, id: Uuid) -> anyhow::Result<()> {
-    loop {
-        let there = sqlx::query_scalar!(
-            r#"select exists (select from generation where id = $1) or exists (select from feedback where id = $1) as "there!""#,
-            id
-        );
-        if there.fetch_one(pool).await? {
-            return Ok(());
+/// Notes when the row of each id is there. Asks for all of them at once: if each waited by itself, a
+/// sink that has fallen behind would be asked so often that it could not catch up.
+async fn probe(pool: PgPool, tally: Arc<Tally>, mut probes: UnboundedReceiver<(Uuid, Instant)>) -> anyhow::Result<()> {
+    let mut awaited: HashMap<Uuid, Instant> = HashMap::new();
+    while let Some((id, due_at)) = probes.recv().await {
+        awaited.insert(id, due_at);
+        while !awaited.is_empty() {
+            while let Ok((id, due_at)) = probes.try_recv() {
+                awaited.insert(id, due_at);
+            }
+            let ids: Vec<Uuid> = awaited.keys().copied().collect();
+            let there = sqlx::query_scalar!(
+                r#"select id as "id!" from unnest($1::uuid[]) as awaited (id)
+                   where exists (select from generation g where g.id = awaited.id)
+                      or exists (select from feedback f where f.id = awaited.id)"#,
+                &ids
+            );
+            for id in there.fetch_all(&pool).await? {
+                let due_at = awaited.remove(&id);
+                due_at
+                    .into_iter()
+                    .for_each(|due_at| record(&tally.end_to_end, due_at.elapsed()));
+            }
+            tokio::time::sleep(PROBE_PAUSE).await;
         }
-        tokio::time::sleep(PROBE_PAUSE).await;
     }
+    Ok(())
 }

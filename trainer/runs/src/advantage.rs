@@ -237,6 +237,9 @@ pub fn std(values: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
+mod guilty;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
