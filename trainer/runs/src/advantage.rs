@@ -237,10 +237,9 @@ pub fn std(values: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
-mod guilty;
-
-#[cfg(test)]
 mod tests {
+    mod guilty;
+
     use super::*;
 
     fn close(got: &[f64], want: &[f64]) {

@@ -54,6 +54,12 @@ struct Measured {
     version: i64,
     estimate: Option<Estimate>,
     estimate_refused: Option<String>,
+    demonstrations: Option<Demonstrated>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+struct Demonstrated {
+    right_per_100: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -190,6 +196,12 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
             champion.version
         ));
     }
+    if let Some(why) = wanted
+        .right_margin
+        .and_then(|margin| regressed(&wanted.dataset, margin, canary, champion))
+    {
+        return Gate::Refused(why);
+    }
     match (canary.estimate, champion.estimate) {
         (Some(own), Some(other)) => {
             let says = format!(
@@ -219,6 +231,24 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
     }
 }
 
+/// Why the version may not go on: it writes what users wrote at fewer places, or nobody knows. Both are measured at the
+/// same places without sampling, so there is no interval.
+fn regressed(dataset: &str, margin: f64, canary: &Measured, champion: &Measured) -> Option<String> {
+    let right = |of: &Measured| of.demonstrations.map(|measured| measured.right_per_100);
+    match (right(canary), right(champion)) {
+        (Some(own), Some(other)) if own >= other - margin => None,
+        (Some(own), Some(other)) => Some(format!(
+            "on dataset {dataset}, version {} is right at {own:.1} of 100 places, version {} at {other:.1}: fewer by more than \
+             {margin}",
+            canary.version, champion.version
+        )),
+        _ => Some(format!(
+            "evaluation.rightMargin cannot be measured on dataset {dataset}, which needs demonstrations: choose another one, or \
+             leave rightMargin out"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,6 +260,7 @@ mod tests {
         Evaluation {
             dataset: "held-out@1".into(),
             margin: 0.02,
+            right_margin: None,
             timeout: Span(Duration::from_secs(3600)),
         }
     }
@@ -280,6 +311,35 @@ mod tests {
             passed,
             Gate::Passed("dataset held-out@1 says too little about it (too little overlap)".into())
         );
+    }
+
+    #[test]
+    fn a_version_that_is_right_at_fewer_places_is_refused_and_so_is_one_that_nobody_measured() {
+        let wanted = Evaluation {
+            right_margin: Some(1.0),
+            ..wanted()
+        };
+        let right = |version, right: f64| {
+            let demonstrations = json!({"generations": 712, "right_per_100": right, "interval": null});
+            run(
+                "succeeded",
+                json!({"version": version, "demonstrations": demonstrations}),
+            )
+        };
+        for (own, passes) in [(26.0, true), (25.9, false), (30.0, true)] {
+            let gate = judge(&wanted, 40, &[right(41, own), right(40, 27.0)]);
+            assert_eq!(matches!(gate, Gate::Passed(_)), passes, "{own}: {gate:?}");
+        }
+        for runs in [
+            [right(41, 30.0), estimated(40, 0.3)],
+            [estimated(41, 0.9), right(40, 27.0)],
+        ] {
+            let gate = judge(&wanted, 40, &runs);
+            assert!(
+                matches!(&gate, Gate::Refused(why) if why.contains("cannot be measured")),
+                "{gate:?}"
+            );
+        }
     }
 
     #[test]

@@ -88,6 +88,11 @@ pub struct Evaluation {
     /// its whole 95% interval. In units of reward. Default: 0.02.
     #[serde(default = "Evaluation::margin_default")]
     pub margin: f64,
+    /// The version is refused if its greedy text is what users wrote, the demonstrations of the dataset,
+    /// at more than this many of 100 places fewer than `champion`'s. Also if that cannot be measured.
+    /// Default: it is not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right_margin: Option<f64>,
     /// How long the evaluations may take. Then the version is refused. Default: an hour.
     #[serde(default = "Evaluation::timeout_default")]
     pub timeout: Span,
@@ -244,6 +249,10 @@ impl Strategy {
             let margin = evaluation.margin;
             if !(margin.is_finite() && margin >= 0.0) {
                 return Err(format!("evaluation.margin is {margin}; give 0 or more"));
+            }
+            let right_margin = evaluation.right_margin.unwrap_or_default();
+            if !(0.0..=100.0).contains(&right_margin) {
+                return Err(format!("evaluation.rightMargin is {right_margin}; give 0 to 100"));
             }
             if !evaluation.dataset.contains('@') {
                 return Err(format!(
@@ -438,6 +447,10 @@ mod tests {
             (
                 json!({"evaluation": {"dataset": "a@1", "margin": -1}}),
                 "evaluation.margin is -1",
+            ),
+            (
+                json!({"evaluation": {"dataset": "a@1", "rightMargin": -1}}),
+                "evaluation.rightMargin is -1",
             ),
             (json!({"shadow": {"percent": 0}}), "shadow.percent is 0"),
             (json!({"shadow": {"answers": 0}}), "shadow.answers is 0"),

@@ -11,7 +11,7 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::*;
+use super::super::*;
 
 const TURNS: usize = 50;
 const WRONG: f64 = 0.02;
