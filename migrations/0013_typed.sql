@@ -1,6 +1,9 @@
 -- What users typed, in the realtime run: only of keys that may teach. Written by the crate `ingest`.
 alter table feedback
     add column teaches boolean not null default false;  -- its key had the scope `teach`
+-- Written by the crate `runs`.
+alter table disposition
+    add column typed_tokens integer;  -- learned of what its user typed, in place of what was sampled
 
 -- The newest demonstration of a key that may teach about each of these generations that is not retracted. As
 -- `demonstrations`, with the owner's rights, and of the newest 256 of such keys.
@@ -30,6 +33,38 @@ begin
     execute format('alter function taught(uuid[]) set search_path = %I, pg_temp', current_schema());
     revoke execute on function taught(uuid[]) from public;
 end
+$$;
+
+-- As before, but of what was typed its own tokens.
+create or replace function trained_share(run uuid, newest integer)
+returns table (tenant_id text, user_key text, surface text, trajectories bigint, share double precision,
+               tokens bigint, token_share double precision)
+language sql stable as $$
+    with latest as (
+        select d.generation_id, d.step, d.typed_tokens from disposition d
+        where d.run_id = run and d.kind = 'trained'
+        order by d.step desc
+        limit newest
+    ),
+    of_users as (
+        select g.tenant_id, g.user_key, g.surface,
+               count(distinct (latest.step, coalesce(t.episode_id, g.id))) as trajectories,
+               sum(case when latest.typed_tokens is not null then latest.typed_tokens
+                        when g.train_mask is null then cardinality(g.token_ids)
+                        else cardinality(array_positions(g.train_mask, true)) end)::bigint as tokens
+        from latest
+        join generation g on g.id = latest.generation_id
+        join trajectory t on t.generation_id = g.id
+        group by g.tenant_id, g.user_key, g.surface
+    ),
+    shares as (
+        select o.*, o.trajectories::double precision / sum(o.trajectories) over () as share,
+               o.tokens::double precision / greatest(1, sum(o.tokens) over ()) as token_share
+        from of_users o
+    )
+    select s.tenant_id, s.user_key, s.surface, s.trajectories, s.share, s.tokens, s.token_share
+    from shares s
+    order by greatest(s.share, s.token_share) desc, s.tenant_id, s.user_key, s.surface
 $$;
 
 -- What earlier migrations grant, and what came since.

@@ -275,16 +275,10 @@ impl Base {
         let pauses = draw(others, first, seed, args.reference_pauses);
         let trials = try_out(&checkpoint, &pauses, temperature, seed)?;
         let thresholds = Thresholds::choose(&trials, tau);
-        let (even, odd): (Vec<Trial>, Vec<Trial>) = trials.iter().cloned().partition(|trial| trial.user % 2 == 0);
-        let of_others = [Thresholds::choose(&odd, tau), Thresholds::choose(&even, tau)];
+        let tried = Tried { trials, tau };
         let reference = |policy: Policy| Reference {
             name: policy.name(temperature),
-            stats: ArmStats::of(
-                trials
-                    .iter()
-                    .map(|trial| policy.observe(trial, of_others[trial.user % 2])),
-                tau,
-            ),
+            stats: ArmStats::of(tried.observations(policy), tau),
         };
         Ok(Self {
             beforehand: Policy::ALL.map(reference).into(),
@@ -294,7 +288,7 @@ impl Base {
             tau,
             seed,
             pauses,
-            tried: Tried { trials, tau },
+            tried,
         })
     }
 

@@ -16,7 +16,7 @@ use text::kept::Kept;
 use crate::{
     args::{Corpus, Dealt, positive},
     arrivals::{Arrival, Arrivals},
-    corpus::tokenizer::EOL,
+    corpus::{pauses::SUGGESTION_TOKENS_MAX, tokenizer::EOL},
     developer::{self, FilePart, Pause},
     random::Draws,
     references::Tried,
@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Signal::Answers)]
     pub signal: Signal,
     /// Pauses of other users at which versions are tried.
-    #[arg(long, default_value = "1500", value_parser = at_least_one)]
+    #[arg(long, default_value = "1500")]
     pub pauses: NonZero<usize>,
     /// Simulated minutes between two of these trials.
     #[arg(long, default_value_t = 10.0, value_parser = positive::<f64>)]
@@ -121,10 +121,6 @@ fn trainable(text: &str) -> Result<f32, String> {
     let range = TRAINABLE_TEMPERATURES;
     let message = || format!("must be from {} to {}", range.start(), range.end());
     range.contains(&value).then_some(value).ok_or_else(message)
-}
-
-fn at_least_one(text: &str) -> Result<NonZero<usize>, String> {
-    text.parse().map_err(|error| format!("{error}"))
 }
 
 /// One suggestion, with what its user said.
@@ -403,8 +399,7 @@ impl Stage<'_> {
 
     fn typed_tokens(&self, pause: &Pause) -> anyhow::Result<Vec<u32>> {
         let tokens = self.suggester.encode(&format!("{}{EOL}", pause.rest().trim_end()))?;
-        let most = self.suggester.suggestion_tokens_max();
-        Ok(tokens.into_iter().take(most).collect())
+        Ok(tokens.into_iter().take(SUGGESTION_TOKENS_MAX).collect())
     }
 
     /// What the user typed, as if it had been suggested and accepted.

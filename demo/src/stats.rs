@@ -74,15 +74,9 @@ pub struct Outcome {
     pub latency: Duration,
 }
 
-impl Outcome {
-    fn is_of(&self, arm: &str) -> bool {
-        self.arm == arm
-    }
-}
-
 /// The outcomes of one arm.
 pub fn of_arm<'a>(outcomes: &'a [Outcome], arm: &str) -> impl Iterator<Item = &'a Outcome> + Clone {
-    outcomes.iter().filter(move |outcome| outcome.is_of(arm))
+    outcomes.iter().filter(move |outcome| outcome.arm == arm)
 }
 
 /// What one arm did. Rates are `None` where nothing was counted.
@@ -235,7 +229,7 @@ pub fn difference<'a>(
     for outcome in outcomes.into_iter().filter(|outcome| outcome.observation.answers) {
         let user = outcome.observation.user;
         let arm = *arm_of.entry(user).or_insert(&outcome.arm);
-        if outcome.is_of(arm) {
+        if outcome.arm == arm {
             let value = measure.of(&outcome.observation, tau);
             by_arm.entry(arm).or_default().add(user, value);
         }

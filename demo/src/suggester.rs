@@ -100,15 +100,6 @@ impl Suggester {
         Kept::of(&self.tokenizer, tokens, characters, accepted).context("read a suggestion")
     }
 
-    pub fn suggestion_tokens_max(&self) -> usize {
-        SUGGESTION_TOKENS_MAX
-    }
-
-    /// Longest prompt that leaves room for a suggestion.
-    pub fn prompt_tokens_max(&self) -> usize {
-        self.cache.context() - SUGGESTION_TOKENS_MAX
-    }
-
     /// The prompt of a pause. `None`: it never fits.
     pub fn prompt(&self, pause: &Pause) -> anyhow::Result<Option<Vec<u32>>> {
         self.fitting(CONTEXT_CHARS_MAX, |chars| format!("{}{CUT}", pause.context(chars)))
@@ -116,9 +107,10 @@ impl Suggester {
 
     /// The tokens of `prompt(chars)`, shortened as the demo's client does it. `None`: it never fits.
     pub fn fitting(&self, mut chars: usize, prompt: impl Fn(usize) -> String) -> anyhow::Result<Option<Vec<u32>>> {
+        let most = self.cache.context() - SUGGESTION_TOKENS_MAX;
         for _ in 0..=SHORTENINGS_MAX {
             let ids = self.encode(&prompt(chars))?;
-            if ids.len() <= self.prompt_tokens_max() {
+            if ids.len() <= most {
                 return Ok(Some(ids));
             }
             chars = chars * 3 / 4;

@@ -181,12 +181,7 @@ impl Auth {
                 cookies: false,
                 provider: options.oidc.map(Provider::new).map(Arc::new),
             },
-            false => Self {
-                keys: Keys::Open,
-                limits: None,
-                cookies: false,
-                provider: None,
-            },
+            false => Self::fixed(None),
         }
     }
 

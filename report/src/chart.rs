@@ -29,6 +29,14 @@ pub struct Series {
     pub points: Vec<Point>,
 }
 
+impl Series {
+    /// The only one of a chart.
+    pub fn alone(points: Vec<Point>) -> Vec<Self> {
+        let class = "primary";
+        vec![Series { class, points }]
+    }
+}
+
 /// Where an axis begins and ends, and the labels along it.
 #[derive(Debug, Clone)]
 pub struct Axis {

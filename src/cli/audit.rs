@@ -12,7 +12,7 @@ use sqlx::PgPool;
 
 use super::App;
 use super::output::{Output, table};
-use crate::{audited, database};
+use crate::{audited, database, private};
 
 /// In the state folder: the last row that `verify` found in order.
 pub const HEAD_FILE: &str = "audit.head";
@@ -128,9 +128,7 @@ fn remembered(file: &Path) -> anyhow::Result<Option<Head>> {
 fn remember(file: &Path, head: Head) -> anyhow::Result<()> {
     let folder = file.parent().context("no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let new = file.with_extension("new");
-    fs::write(&new, format!("{head}\n")).with_context(|| format!("write {}", new.display()))?;
-    fs::rename(&new, file).with_context(|| format!("write {}", file.display()))
+    private::replace(file, &format!("{head}\n"), None)
 }
 
 fn page(rows: &[Row]) -> String {

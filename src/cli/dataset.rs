@@ -10,7 +10,6 @@ use runs::api::List;
 use runs::api::datasets::Shown;
 use runs::api::runs::Run;
 use runs::dataset::Reference;
-use runs::dataset::file::Format;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
@@ -60,16 +59,10 @@ pub enum Command {
         /// The file to write.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// `jsonl` or `parquet`.
-        #[arg(long, default_value = "jsonl", value_parser = format)]
-        format: Format,
+        /// Of the file.
+        #[arg(long, default_value = "jsonl", value_parser = ["jsonl", "parquet"])]
+        format: String,
     },
-}
-
-fn format(text: &str) -> Result<Format, String> {
-    let known = [Format::Jsonl, Format::Parquet];
-    let found = known.into_iter().find(|format| format.as_str() == text);
-    found.ok_or_else(|| "the format is `jsonl` or `parquet`".to_owned())
 }
 
 impl Command {
@@ -98,7 +91,7 @@ impl Command {
                 let shown: Shown = client.get_and_wait(&path(&dataset)).await?;
                 output.print(&shown, || facts(&shown))
             }
-            Self::Export { dataset, out, format } => export(&client, &dataset, format, &out).await,
+            Self::Export { dataset, out, format } => export(&client, &dataset, &format, &out).await,
         }
     }
 }
@@ -107,7 +100,7 @@ fn path(dataset: &Reference) -> String {
     format!("/v1/datasets/{}/{}", dataset.name, dataset.version)
 }
 
-async fn export(client: &ControlClient, dataset: &Reference, format: Format, out: &Path) -> anyhow::Result<()> {
+async fn export(client: &ControlClient, dataset: &Reference, format: &str, out: &Path) -> anyhow::Result<()> {
     let body = json!({"kind": "export", "dataset": dataset, "format": format});
     let mut run: Run = client.post("/v1/runs", &body).await?;
     let id = run.id;
@@ -121,7 +114,7 @@ async fn export(client: &ControlClient, dataset: &Reference, format: Format, out
     if run.status != "succeeded" {
         bail!("run {id}: {}: {}", run.status, run.reason.unwrap_or_default());
     }
-    let parameters = [("format", format.as_str())];
+    let parameters = [("format", format)];
     let response = client
         .download(&format!("{}/export", path(dataset)), &parameters)
         .await?;

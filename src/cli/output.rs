@@ -109,11 +109,6 @@ pub fn bytes(count: u64) -> String {
     indicatif::DecimalBytes(count).to_string()
 }
 
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

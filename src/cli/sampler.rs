@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 
 use super::App;
 use super::audit::CommandLine;
-use super::output::{Confirm, Output, hex, table};
+use super::output::{Confirm, Output, table};
 use crate::database;
 
 #[derive(Debug, Clone, clap::Subcommand)]
@@ -70,7 +70,7 @@ impl Command {
         match self {
             Self::NewKey { file } => {
                 let key = SamplerKey::load_or_create(&file)?;
-                println!("{}", hex(&key.public_key()));
+                println!("{}", hex::encode(key.public_key()));
                 Ok(())
             }
             Self::Add {

@@ -383,7 +383,7 @@ fn check_base(base: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn sha256(path: &Path) -> io::Result<String> {
+pub(super) fn sha256(path: &Path) -> io::Result<String> {
     let (mut file, mut hash, mut block) = (fs::File::open(path)?, Sha256::new(), vec![0; HASHED_BYTES]);
     loop {
         match file.read(&mut block)? {

@@ -114,14 +114,8 @@ pub fn roles(config: &Config, file: Option<&Path>) -> anyhow::Result<Vec<Service
         .tls_danger_accept_invalid_hostnames(true)
         .build()
         .context("make an HTTP client")?;
-    let roles = [
-        ("control", Part::Control),
-        ("train", Part::Train),
-        ("ingest", Part::Ingest),
-        ("serve", Part::Serve),
-    ]
-    .map(|(name, part)| {
-        let file = file.map(Path::to_owned);
+    let roles = [Part::Control, Part::Train, Part::Ingest, Part::Serve].map(|part| {
+        let (name, file) = (part.name(), file.map(Path::to_owned));
         Service {
             name,
             stop: Signal::SIGTERM,

@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::console;
+use crate::{console, private};
 
 const LOCK: &str = "up.lock";
 const CHILDREN: &str = "up.json";
@@ -107,9 +107,9 @@ impl StateLock {
 
     /// The file is only needed to end leftover processes, so a failure is only reported.
     fn write(&self) {
-        let written = serde_json::to_vec(&*self.0.children.borrow())
+        let written = serde_json::to_string(&*self.0.children.borrow())
             .map_err(anyhow::Error::from)
-            .and_then(|list| replace(&self.0.children_file, &list));
+            .and_then(|list| private::replace(&self.0.children_file, &list, None));
         if let Err(error) = written {
             console::say(&format!(
                 "could not write {}: {error:#}",
@@ -176,12 +176,6 @@ fn start_ticks(stat: &str) -> Option<u64> {
         return None;
     }
     fields.nth(18)?.parse().ok()
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let fresh = path.with_extension("json.new");
-    fs::write(&fresh, bytes).context("write the list of children")?;
-    fs::rename(&fresh, path).context("move the list of children into place")
 }
 
 #[cfg(test)]

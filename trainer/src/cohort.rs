@@ -31,8 +31,8 @@ pub(crate) struct Cohort {
     /// Trained ones of its members, and those of them that an older version sampled.
     tokens: usize,
     stale_tokens: usize,
-    /// Samples that users typed.
-    typed: usize,
+    /// Tokens of samples that users typed.
+    typed: BTreeMap<Uuid, i32>,
     started: Instant,
     first_arrived: Option<Instant>,
     last_joined: Option<Instant>,
@@ -65,7 +65,7 @@ impl Cohort {
             left_out: vec![],
             tokens: 0,
             stale_tokens: 0,
-            typed: 0,
+            typed: BTreeMap::new(),
             started: Instant::now(),
             first_arrived: None,
             last_joined: None,
@@ -88,7 +88,12 @@ impl Cohort {
 
     /// How many more samples that users typed may join a cohort of `size`.
     pub fn room_for_typed(&self, size: u32, share_max: f64) -> usize {
-        ((share_max * f64::from(size)) as usize).saturating_sub(self.typed)
+        ((share_max * f64::from(size)) as usize).saturating_sub(self.typed.len())
+    }
+
+    /// Of what users typed, how many tokens are trained on.
+    pub fn typed(&self) -> &BTreeMap<Uuid, i32> {
+        &self.typed
     }
 
     /// How many trajectories make it full: `cohort_size`, or those that it has if it has enough tokens or
@@ -137,7 +142,10 @@ impl Cohort {
             member.turns.insert(position, sample.turn.clone());
             member.class.clone_from(&sample.class);
             self.tokens += sample.trained_tokens();
-            self.typed += usize::from(sample.typed);
+            if sample.typed {
+                let tokens = i32::try_from(sample.trained_tokens()).unwrap_or(i32::MAX);
+                self.typed.insert(sample.generation, tokens);
+            }
             if sample.staleness > 0 && !sample.typed {
                 self.stale_tokens += sample.trained_tokens();
             }

@@ -412,8 +412,8 @@ impl<'a> Executor<'a> {
                 "quarantined samples: their logged log-probabilities are not those of their version"
             );
         }
-        // nothing is compared with the log-probabilities of older versions
-        let compared = |fate| of(fate).filter(|sample| sample.staleness == 0);
+        // nothing is compared with the log-probabilities of older versions, and nobody sampled what was typed
+        let compared = |fate| of(fate).filter(|sample| sample.staleness == 0 && !sample.typed);
         for judged in [Compared::Gross, Compared::Quarantined, Compared::Kept] {
             self.quarantine.record(compared(Fate::Judged(judged)), judged);
         }
@@ -513,6 +513,7 @@ impl<'a> Executor<'a> {
             step: self.steps_done + 1,
             cohort: generations,
             dropped: BTreeMap::new(),
+            typed: cohort.typed().clone(),
             lease: None,
             baselines: baselines.clone(),
             metrics,

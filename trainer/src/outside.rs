@@ -286,6 +286,7 @@ impl Executor<'_> {
             step: cohort.step,
             cohort: trained.into_iter().collect(),
             dropped,
+            typed: BTreeMap::new(),
             lease: Some(Lease {
                 cohort: cohort.id,
                 fence,

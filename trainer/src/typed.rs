@@ -85,7 +85,9 @@ pub(crate) async fn take_places(
     trajectories: &mut [Vec<Sample>],
     mut room: usize,
 ) -> anyhow::Result<()> {
-    let single = |samples: &&mut Vec<Sample>| samples.len() == 1 && samples[0].turn.is_none();
+    // one without trained tokens was logged with `train` "false"
+    let single =
+        |samples: &&mut Vec<Sample>| samples.len() == 1 && samples[0].turn.is_none() && samples[0].trained_tokens() > 0;
     let mut singles: Vec<&mut Sample> = trajectories
         .iter_mut()
         .filter(single)

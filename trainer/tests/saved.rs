@@ -202,6 +202,7 @@ fn save_adapter(base: &Checkpoint, config: &Config, name: &str) {
         step: STEPS,
         cohort: vec![],
         dropped: Default::default(),
+        typed: Default::default(),
         lease: None,
         baselines: Default::default(),
         metrics: serde_json::Value::Null,

@@ -28,7 +28,7 @@ pub struct Filter {
 }
 
 /// The number of generations, in all and by disposition.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ledger {
     generations: i64,
     open: i64,
@@ -102,16 +102,8 @@ async fn read(snapshot: &mut PgConnection, filter: &Filter, tenant: Option<&str>
 fn add_up(stored: i64, expired: i64, rows: impl IntoIterator<Item = (String, Option<String>, i64)>) -> Ledger {
     let mut ledger = Ledger {
         generations: stored + expired,
-        open: 0,
-        queued: 0,
-        trained: 0,
-        censored: 0,
-        dropped: 0,
-        held_out: 0,
-        erased: 0,
         expired,
-        balanced: false,
-        codes: Vec::new(),
+        ..Ledger::default()
     };
     let mut known = 0;
     for (disposition, code, count) in rows {

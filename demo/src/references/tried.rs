@@ -71,7 +71,7 @@ impl Tried {
 
     /// What users would have got at each pause. Thresholds for users with even numbers are chosen on the
     /// others, and the other way round.
-    fn observations(&self, policy: Policy) -> Vec<Observation> {
+    pub(super) fn observations(&self, policy: Policy) -> Vec<Observation> {
         let half = |parity: usize| -> Vec<Trial> {
             let of = self.trials.iter().filter(|trial| trial.user % 2 == parity);
             of.cloned().collect()

@@ -216,6 +216,7 @@ impl Tokenizer {
     }
 
     /// A decoder for a stream of ids.
+    #[cfg(test)]
     pub fn decoder(&self) -> Decoder {
         self.decoder_showing(&[])
     }

@@ -1,6 +1,6 @@
 //! What the pool and the updater need of an engine, whatever speaks at its address.
 
-use super::http::{Error, Timeouts};
+use super::http::{Error, Http, Timeouts};
 use super::openai::OpenAi;
 use super::options::{InFlight, Options};
 use super::protocol::{Stream, Weights};
@@ -48,12 +48,16 @@ impl Client {
         slots.ok().flatten().filter(|&slots| slots > 0)
     }
 
-    pub fn url(&self) -> &str {
+    fn http(&self) -> &Http {
         match self {
-            Client::Vllm(engine) => engine.url(),
-            Client::Sglang(engine) => engine.url(),
-            Client::OpenAi(engine) => engine.url(),
+            Client::Vllm(engine) => &engine.http,
+            Client::Sglang(engine) => &engine.http,
+            Client::OpenAi(engine) => &engine.http,
         }
+    }
+
+    pub fn url(&self) -> &str {
+        self.http().url()
     }
 
     pub fn kind(&self) -> &'static str {
@@ -66,16 +70,12 @@ impl Client {
 
     /// Whether we may replace its weights.
     pub fn takes_weights(&self) -> bool {
-        match self {
-            Client::Vllm(engine) => engine.is_controlled(),
-            Client::Sglang(engine) => engine.is_controlled(),
-            Client::OpenAi(_) => false,
-        }
+        self.names_weights() && self.http().is_controlled()
     }
 
     /// Whether it takes adapters beside its base weights.
     pub fn takes_adapters(&self) -> bool {
-        matches!(self, Client::Vllm(engine) if engine.takes_adapters())
+        matches!(self, Client::Vllm(_)) && self.http().takes_adapters()
     }
 
     /// Loads PEFT's folder as the adapter `name`. It reads the folder again whenever it has dropped it from its memory.
@@ -95,10 +95,7 @@ impl Client {
 
     /// Whether it says which weights it holds.
     pub fn names_weights(&self) -> bool {
-        match self {
-            Client::Vllm(_) | Client::Sglang(_) => true,
-            Client::OpenAi(_) => false,
-        }
+        !matches!(self, Client::OpenAi(_))
     }
 
     /// The alias whose version it is said to hold. Such an engine returns no token ids, so nothing can
@@ -123,8 +120,7 @@ impl Client {
     /// Longest prompt and completion together, in tokens. `None`: it does not say.
     pub async fn context(&self) -> anyhow::Result<Option<usize>> {
         match self {
-            Client::Vllm(engine) => engine.context().await.map(Some),
-            Client::Sglang(engine) => engine.context().await.map(Some),
+            Client::Vllm(_) | Client::Sglang(_) => self.http().context().await.map(Some),
             Client::OpenAi(engine) => engine.context().await,
         }
     }

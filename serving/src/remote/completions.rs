@@ -3,10 +3,9 @@
 //! it. No event says which weights sampled the tokens.
 
 use super::http::Error;
-use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, cache_salt, parse, token};
+use super::protocol::{self, Ending, Failure, Piece, Read, cache_salt, parse, token};
 use crate::engine::{SampleRequest, Token};
 use anyhow::anyhow;
-use model::sampling::Params;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -16,54 +15,33 @@ pub const PATH: &str = "/v1/completions";
 const TEXTS_FOR_IDS: &str = "the engine names the most probable tokens by their texts: it does not know \
                              return_tokens_as_token_ids, so ask without logprobs";
 
+/// How to sample, for both of vLLM's routes.
+pub fn sampling(request: &SampleRequest, seeds: bool) -> Value {
+    let mut sampling = protocol::sampling(request);
+    sampling["max_tokens"] = request.max_tokens.into();
+    // our stop ids are complete; the server's own would come on top of them
+    sampling["ignore_eos"] = true.into();
+    sampling["logprobs"] = request.top_logprobs.into();
+    if request.ends.min_tokens > 0 {
+        sampling["min_tokens"] = request.ends.min_tokens.into();
+    }
+    if seeds {
+        sampling["seed"] = request.seed.into();
+    }
+    sampling
+}
+
 /// The body that asks for one sequence. `model`: its name there, if the server needs one.
 pub fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value {
-    // without `..`: a new parameter must reach the engine, or it samples from another distribution
-    let Params {
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        mut logit_bias,
-    } = request.params.clone();
-    if let Some(suppressed) = request.suppressed {
-        logit_bias.insert(suppressed, BIAS_MIN);
-    }
-    let mut body = json!({
-        "prompt": &*request.prompt,
-        "max_tokens": request.max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": if top_k == 0 { -1 } else { i64::from(top_k) },
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "stop_token_ids": request.stop_ids(),
-        // our stop ids are complete; the server's own would come on top of them
-        "ignore_eos": true,
-        "stream": true,
-        "logprobs": request.top_logprobs,
-        "return_token_ids": true,
-        "return_tokens_as_token_ids": true,
-        "cache_salt": cache_salt(request),
-    });
-    if !logit_bias.is_empty() {
-        let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
-        body["logit_bias"] = json!(biases);
-    }
+    let mut body = sampling(request, seeds);
+    body["prompt"] = json!(&*request.prompt);
+    body["stream"] = true.into();
+    body["return_token_ids"] = true.into();
+    body["return_tokens_as_token_ids"] = true.into();
+    body["cache_salt"] = json!(cache_salt(request));
     if let Some(constraint) = &request.constraint {
         let schema = json!({"name": "answer", "schema": &*constraint.schema});
         body["response_format"] = json!({"type": "json_schema", "json_schema": schema});
-    }
-    if request.ends.min_tokens > 0 {
-        body["min_tokens"] = request.ends.min_tokens.into();
-    }
-    if seeds {
-        body["seed"] = request.seed.into();
     }
     if let Some(model) = model {
         body["model"] = model.into();

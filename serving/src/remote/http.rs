@@ -4,6 +4,7 @@ use super::options::Server;
 use anyhow::{Context, ensure};
 use bytes::{Bytes, BytesMut};
 use reqwest::{RequestBuilder, Response, StatusCode};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
@@ -116,6 +117,22 @@ impl Http {
     /// Reads a document of the address for control.
     pub async fn get_control<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.read(format!("{}{path}", self.control_base)).await
+    }
+
+    /// Longest prompt and completion together, in tokens.
+    pub async fn context(&self) -> anyhow::Result<usize> {
+        #[derive(Deserialize)]
+        struct Models {
+            data: Vec<Model>,
+        }
+        #[derive(Deserialize)]
+        struct Model {
+            /// An adapter says none.
+            max_model_len: Option<usize>,
+        }
+        let models: Models = self.get("/v1/models").await?;
+        let context = models.data.iter().find_map(|model| model.max_model_len);
+        context.with_context(|| format!("{}/v1/models lists no model with its max_model_len", self.url()))
     }
 
     async fn read<T: DeserializeOwned>(&self, url: String) -> anyhow::Result<T> {

@@ -17,7 +17,7 @@ use text::tokenizer::Tokenizer;
 
 #[derive(Debug)]
 pub struct OpenAi {
-    http: Http,
+    pub(super) http: Http,
     model: Option<String>,
     alias: Option<String>,
 }
@@ -41,10 +41,6 @@ impl OpenAi {
             model,
             alias,
         })
-    }
-
-    pub fn url(&self) -> &str {
-        self.http.url()
     }
 
     pub fn alias(&self) -> Option<&str> {

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// What an engine may be used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
     /// It does not answer.
+    #[default]
     Down,
     /// It answers, but holds no version that was probed.
     Unproven,
@@ -22,7 +23,7 @@ pub enum State {
     Changing,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct EngineState {
     pub state: State,
     /// Running sequences.
@@ -109,19 +110,9 @@ impl Placement {
     /// Engines with these weights, all down.
     pub fn new(weights: &[f64], rules: Rules) -> Self {
         let down = |&weight: &f64| EngineState {
-            state: State::Down,
-            production: 0,
-            background: 0,
-            limit: Limit::default(),
             weight,
             takes_weights: true,
-            vouched: Vec::new(),
-            beside: Vec::new(),
-            promised: None,
-            since: None,
-            failed_updates: 0,
-            updates: 0,
-            retry_at: None,
+            ..EngineState::default()
         };
         Placement {
             engines: weights.iter().map(down).collect(),

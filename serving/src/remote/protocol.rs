@@ -3,12 +3,47 @@
 use super::http::{Error, Events};
 use crate::engine::{SampleRequest, Token};
 use anyhow::anyhow;
+use model::sampling::Params;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// vLLM's smallest logit bias. It makes a token e^-100 times as likely.
-pub const BIAS_MIN: f32 = -100.0;
+const BIAS_MIN: f32 = -100.0;
+
+/// The distribution that a request is sampled from, and the ids that end it, as vLLM and SGLang name them.
+pub fn sampling(request: &SampleRequest) -> Value {
+    // without `..`: a new parameter must reach the engine, or it samples from another distribution
+    let Params {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        mut logit_bias,
+    } = request.params.clone();
+    if let Some(suppressed) = request.suppressed {
+        logit_bias.insert(suppressed, BIAS_MIN);
+    }
+    let mut sampling = json!({
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": if top_k == 0 { -1 } else { i64::from(top_k) },
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "stop_token_ids": request.stop_ids(),
+    });
+    if !logit_bias.is_empty() {
+        let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
+        sampling["logit_bias"] = json!(biases);
+    }
+    sampling
+}
 
 /// New weights for an engine.
 #[derive(Debug, Clone, Copy)]

@@ -8,14 +8,12 @@
 
 use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
-use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
+use super::protocol::{self, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::protocol::{cache_salt, parse, token};
 use crate::engine::SampleRequest;
-use anyhow::{Context, anyhow};
-use model::sampling::Params;
+use anyhow::anyhow;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 /// Of the loader in `python/`.
 const LOAD_FORMAT: &str = "springtide";
@@ -24,43 +22,15 @@ const NO_MASKS: &str = "the engine gives no log-probabilities among the tokens t
 
 #[derive(Debug)]
 pub struct Sglang {
-    http: Http,
+    pub(super) http: Http,
 }
 
 /// The body that asks for one sequence.
 fn body(request: &SampleRequest, seeds: bool) -> Value {
-    // without `..`: a new parameter must reach the engine, or it samples from another distribution
-    let Params {
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        mut logit_bias,
-    } = request.params.clone();
-    if let Some(suppressed) = request.suppressed {
-        logit_bias.insert(suppressed, BIAS_MIN);
-    }
-    let stop_ids = request.stop_ids();
-    let mut params = json!({
-        "max_new_tokens": request.max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": if top_k == 0 { -1 } else { i64::from(top_k) },
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "stop_token_ids": stop_ids,
-        // true would also ignore our stop ids
-        "ignore_eos": stop_ids.is_empty(),
-    });
-    if !logit_bias.is_empty() {
-        let biases: BTreeMap<String, f32> = logit_bias.iter().map(|(id, bias)| (id.to_string(), *bias)).collect();
-        params["logit_bias"] = json!(biases);
-    }
+    let mut params = protocol::sampling(request);
+    params["max_new_tokens"] = request.max_tokens.into();
+    // true would also ignore our stop ids
+    params["ignore_eos"] = request.stop_ids().is_empty().into();
     if request.ends.min_tokens > 0 {
         params["min_new_tokens"] = request.ends.min_tokens.into();
     }
@@ -92,15 +62,6 @@ impl Sglang {
         })
     }
 
-    pub fn url(&self) -> &str {
-        self.http.url()
-    }
-
-    /// Whether its weights are ours to change.
-    pub fn is_controlled(&self) -> bool {
-        self.http.is_controlled()
-    }
-
     /// The name of the weights that it holds. Fails if it does not answer.
     pub async fn weights_name(&self) -> anyhow::Result<String> {
         #[derive(Deserialize)]
@@ -117,22 +78,6 @@ impl Sglang {
         let ranks = info["internal_states"].as_array().into_iter().flatten();
         let slots = ranks.map(|rank| rank["effective_max_running_requests_per_dp"].as_u64());
         Ok(slots.sum::<Option<u64>>().and_then(|slots| usize::try_from(slots).ok()))
-    }
-
-    /// Longest prompt and completion together, in tokens.
-    pub async fn context(&self) -> anyhow::Result<usize> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        #[derive(Deserialize)]
-        struct Model {
-            max_model_len: usize,
-        }
-        let models: Models = self.http.get("/v1/models").await?;
-        let model = models.data.first();
-        let model = model.with_context(|| format!("{}/v1/models lists no model", self.url()))?;
-        Ok(model.max_model_len)
     }
 
     /// [`Client::update`](super::client::Client::update). The workers are told at the URL which versions they get.

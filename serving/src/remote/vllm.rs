@@ -8,16 +8,14 @@
 use super::completions;
 use super::http::{Error, Http, Timeouts};
 use super::options::{InFlight, Server};
-use super::protocol::{BIAS_MIN, Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
+use super::protocol::{Ending, Failure, Piece, Read, Stream, VersionOfTokens, Weights};
 use super::protocol::{cache_salt, parse, token};
 use super::routed;
 use super::update::weights_name;
 use crate::engine::{SampleRequest, Token};
 use anyhow::{Context, anyhow, ensure};
-use model::sampling::Params;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use text::constraint::lenient;
@@ -26,7 +24,7 @@ const GENERATE: &str = "/inference/v1/generate";
 
 #[derive(Debug)]
 pub struct Vllm {
-    http: Http,
+    pub(super) http: Http,
     in_flight: InFlight,
     /// Held while its weights are talked about: an update has several commands, and only one may be open.
     commands: tokio::sync::Mutex<()>,
@@ -34,71 +32,16 @@ pub struct Vllm {
     route: Mutex<Option<&'static str>>,
 }
 
-#[derive(Debug, Serialize)]
-struct SamplingParams {
-    max_tokens: usize,
-    temperature: f32,
-    top_p: f32,
-    top_k: i64,
-    min_p: f32,
-    repetition_penalty: f32,
-    presence_penalty: f32,
-    frequency_penalty: f32,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    logit_bias: BTreeMap<u32, f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    structured_outputs: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<u64>,
-    logprobs: usize,
-    stop_token_ids: Vec<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    min_tokens: Option<usize>,
-    /// Our stop ids are complete; vLLM's own would come on top of them.
-    ignore_eos: bool,
-    detokenize: bool,
-}
-
 /// The body that asks `/inference/v1/generate` for one sequence. `model`: the adapter that samples.
 fn body(request: &SampleRequest, model: Option<&str>, seeds: bool) -> Value {
-    // without `..`: a new parameter must reach the engine, or it samples from another distribution
-    let Params {
-        temperature,
-        top_p,
-        top_k,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        mut logit_bias,
-    } = request.params.clone();
-    if let Some(suppressed) = request.suppressed {
-        logit_bias.insert(suppressed, BIAS_MIN);
+    let mut sampling = completions::sampling(request, seeds);
+    sampling["detokenize"] = false.into();
+    if let Some(constraint) = &request.constraint {
+        sampling["structured_outputs"] = json!({"json": lenient(&constraint.schema)});
     }
-    let sampling_params = SamplingParams {
-        max_tokens: request.max_tokens,
-        temperature,
-        top_p,
-        top_k: if top_k == 0 { -1 } else { top_k.into() },
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        logit_bias,
-        structured_outputs: request
-            .constraint
-            .as_ref()
-            .map(|constraint| json!({"json": lenient(&constraint.schema)})),
-        seed: seeds.then_some(request.seed),
-        logprobs: request.top_logprobs,
-        stop_token_ids: request.stop_ids(),
-        min_tokens: Some(request.ends.min_tokens).filter(|&min| min > 0),
-        ignore_eos: true,
-        detokenize: false,
-    };
     let mut body = json!({
         "token_ids": &*request.prompt,
-        "sampling_params": sampling_params,
+        "sampling_params": sampling,
         "stream": true,
         "cache_salt": cache_salt(request),
     });
@@ -116,19 +59,6 @@ impl Vllm {
             commands: tokio::sync::Mutex::default(),
             route: Mutex::new(None),
         })
-    }
-
-    pub fn url(&self) -> &str {
-        self.http.url()
-    }
-
-    /// Whether its weights are ours to change.
-    pub fn is_controlled(&self) -> bool {
-        self.http.is_controlled()
-    }
-
-    pub fn takes_adapters(&self) -> bool {
-        self.http.takes_adapters()
     }
 
     /// [`Client::load_adapter`](super::client::Client::load_adapter).
@@ -159,23 +89,6 @@ impl Vllm {
         let info: Value = self.http.get_control("/server_info?config_format=json").await?;
         let slots = &info["vllm_config"]["scheduler_config"]["max_num_seqs"];
         Ok(slots.as_u64().and_then(|slots| usize::try_from(slots).ok()))
-    }
-
-    /// Longest prompt and completion together, in tokens.
-    pub async fn context(&self) -> anyhow::Result<usize> {
-        #[derive(Deserialize)]
-        struct Models {
-            data: Vec<Model>,
-        }
-        #[derive(Deserialize)]
-        struct Model {
-            /// An adapter says none.
-            max_model_len: Option<usize>,
-        }
-        let models: Models = self.http.get("/v1/models").await?;
-        let mut contexts = models.data.iter().filter_map(|model| model.max_model_len);
-        let context = contexts.next();
-        context.with_context(|| format!("{}/v1/models lists no model with its max_model_len", self.url()))
     }
 
     /// [`Client::update`](super::client::Client::update).
@@ -242,7 +155,7 @@ impl Vllm {
 
     /// [`Client::generate`](super::client::Client::generate).
     pub async fn generate(&self, request: &SampleRequest, weights: &str, seeds: bool) -> Result<Stream, Error> {
-        let model = self.takes_adapters().then(|| weights_name(&request.version));
+        let model = self.http.takes_adapters().then(|| weights_name(&request.version));
         let model = model.as_deref();
         let known = *self.route.lock().unwrap_or_else(PoisonError::into_inner);
         if known != Some(completions::PATH) {
@@ -257,10 +170,10 @@ impl Vllm {
                         return Err(Error::Engine(anyhow!(
                             "{} has no {GENERATE}, so it does not say which weights sampled which tokens: start it with \
                              --enable-scale-out, or set serve.remote.in_flight to \"drain\"",
-                            self.url()
+                            self.http.url()
                         )));
                     }
-                    let engine = self.url();
+                    let engine = self.http.url();
                     tracing::info!(engine, "no {GENERATE}; sampling through {}", completions::PATH);
                     self.set_route(Some(completions::PATH));
                 }

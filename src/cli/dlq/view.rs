@@ -8,7 +8,7 @@ use control::times::rfc3339;
 use event_log::DlqRecord;
 use serde_json::Value;
 
-use crate::cli::output::{hex, table};
+use crate::cli::output::table;
 
 /// A table of the records.
 pub fn page(letters: &[Letter]) -> String {
@@ -55,7 +55,7 @@ pub fn heading(record: &DlqRecord) -> String {
         None => line("from", "a row of the database"),
     }
     line("content-type", &record.content_type);
-    line("key", &hex(&record.key));
+    line("key", &hex::encode(&record.key));
     if let Some(original) = &record.shortened {
         let (bytes, kept, digest) = (original.value_bytes, record.value.len(), &original.value_digest);
         line(
@@ -77,7 +77,7 @@ pub fn content(record: &DlqRecord) -> anyhow::Result<String> {
     }
     match serde_json::from_slice::<Value>(&record.value) {
         Ok(value) if record.is_json() => Ok(serde_json::to_string_pretty(&value)?),
-        _ => Ok(hex(&record.value)),
+        _ => Ok(hex::encode(&record.value)),
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use store::{Catalog, Costs, Step, VersionPath};
 use time::macros::format_description;
 
-use super::trained::Trained;
+use super::trained;
 use super::{StoreArgs, quantized};
 use crate::cli::output::{Output, bytes, cell, rows, table};
 use crate::config::Config;
@@ -165,7 +165,7 @@ impl Inspect {
             None => bail!("the store has no version {serial}: `springtide policy versions` lists those there are"),
         };
         let path = place.store.path(&place.policy, serial, &place.keys).await.ok();
-        let trained = Trained::read(config, manifest.run).await;
+        let trained = trained::trained_on(config, manifest.run).await;
         let trusted = |signer: &String| place.keys.contains(signer);
         let signed_by = signers.iter().map(|key| json!({"key": key, "trusted": trusted(key)}));
         let object = |object: ObjectRef| {
@@ -209,11 +209,12 @@ impl Inspect {
             "aliases": catalog.aliases_of(serial),
             "pin": catalog.pins.get(&serial),
             "path": path.map(|path| json!({"start": path.start, "bytes": path.bytes, "steps": steps(&path)})),
-            "trained_on": trained.step(),
+            "trained_on": trained.as_ref().and_then(|made| made.as_ref().ok()),
             // Why `trained_on` is null although a step made the version.
-            "trained_on_unknown": trained.unknown(),
+            "trained_on_unknown": trained.as_ref().and_then(|made| made.as_ref().err()),
         });
-        self.output.print(&facts, || text(manifest, &facts, trained.lines()))
+        self.output
+            .print(&facts, || text(manifest, &facts, trained::lines(&trained)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use artifact::delta::{self, FrameSpan};
 use artifact::folder::LazyFolder;
 use artifact::threads::Threads;
@@ -139,11 +139,11 @@ pub(super) fn open_folder(folder: &Path) -> anyhow::Result<LazyFolder> {
 
 /// Refuses a name that cannot be part of an object's key.
 pub(super) fn check_name(name: &str) -> anyhow::Result<()> {
-    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-');
-    if (1..=64).contains(&name.len()) && name.chars().all(allowed) && !name.starts_with('.') {
-        return Ok(());
-    }
-    bail!("`{name}` is not a valid name: use 1 to 64 of a-z, 0-9, `.`, `_` and `-`, not starting with `.`")
+    ensure!(
+        store::check_policy(name).is_ok(),
+        "`{name}` is not a valid name: use 1 to 64 of a-z, 0-9, `.`, `_` and `-`, not starting with `.`"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

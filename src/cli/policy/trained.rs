@@ -9,52 +9,30 @@ use time::macros::format_description;
 use crate::config::Config;
 use crate::database;
 
-/// What is known of it.
-pub enum Trained {
-    /// No step made the version.
-    NoStep,
-    Known(Box<Step>),
-    /// Why it is not known.
-    Unknown(String),
-}
+/// What is known of it. `None`: no step made the version. An error: why nothing is known.
+pub type Trained = Option<Result<Step, String>>;
 
-impl Trained {
-    /// Asks the database, if it can be reached.
-    pub async fn read(config: &Config, made_by: Option<RunStep>) -> Self {
-        let Some(made_by) = made_by else {
-            return Self::NoStep;
-        };
-        match read(config, made_by).await {
-            Ok(Some(step)) => Self::Known(Box::new(step)),
-            Ok(None) => Self::Unknown(format!(
+/// Asks the database, if it can be reached.
+pub async fn trained_on(config: &Config, made_by: Option<RunStep>) -> Trained {
+    let made_by = made_by?;
+    let step = match read(config, made_by).await {
+        Ok(step) => step.ok_or_else(|| {
+            format!(
                 "the database has no step {} of run {}: is postgres.url that of this store?",
                 made_by.step, made_by.run
-            )),
-            Err(error) => Self::Unknown(format!("this needs the database: {error:#}")),
-        }
-    }
+            )
+        }),
+        Err(error) => Err(format!("this needs the database: {error:#}")),
+    };
+    Some(step)
+}
 
-    pub fn step(&self) -> Option<&Step> {
-        match self {
-            Self::Known(step) => Some(step.as_ref()),
-            Self::NoStep | Self::Unknown(_) => None,
-        }
-    }
-
-    pub fn unknown(&self) -> Option<&str> {
-        match self {
-            Self::Unknown(why) => Some(why.as_str()),
-            Self::NoStep | Self::Known(_) => None,
-        }
-    }
-
-    /// The same for people: names and values.
-    pub fn lines(&self) -> Vec<(&'static str, String)> {
-        match self {
-            Self::NoStep => Vec::new(),
-            Self::Unknown(why) => vec![("trained on", format!("not known: {why}"))],
-            Self::Known(step) => known(step),
-        }
+/// The same for people: names and values.
+pub fn lines(trained: &Trained) -> Vec<(&'static str, String)> {
+    match trained {
+        None => Vec::new(),
+        Some(Err(why)) => vec![("trained on", format!("not known: {why}"))],
+        Some(Ok(step)) => known(step),
     }
 }
 
@@ -128,11 +106,13 @@ mod tests {
             }],
         };
         let text = |trained: &Trained| -> String {
-            let lines = trained.lines().into_iter();
-            lines.map(|(name, value)| format!("{name}: {value}\n")).collect()
+            lines(trained)
+                .into_iter()
+                .map(|(name, value)| format!("{name}: {value}\n"))
+                .collect()
         };
         assert_eq!(
-            text(&Trained::Known(Box::new(step))),
+            text(&Some(Ok(step))),
             "trained on: 64 generations, by a run of the kind realtime, committed 2026-11-26 03:00:00 UTC\n\
              reward: 0.310 on average\n\
              sampled: 2026-11-26 02:58:00 UTC to 2026-11-26 02:59:00 UTC\n\
@@ -141,11 +121,11 @@ mod tests {
              gone: 2 of them, past retention\n\
              dropped: stale 7, since the step before\n"
         );
-        let unknown = Trained::Unknown("this needs the database: no server".into());
+        let unknown = Some(Err("this needs the database: no server".into()));
         assert_eq!(
             text(&unknown),
             "trained on: not known: this needs the database: no server\n"
         );
-        assert!(unknown.step().is_none() && text(&Trained::NoStep).is_empty());
+        assert!(text(&None).is_empty());
     }
 }

@@ -63,18 +63,13 @@ pub enum Command {
 pub struct Judgment {
     /// Number of the version.
     version: i64,
-    verdict: Verdict,
+    #[arg(value_parser = ["good", "bad"])]
+    verdict: String,
     /// Why; kept for audits.
     #[arg(long)]
     reason: String,
     #[command(flatten)]
     output: Output,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Verdict {
-    Good,
-    Bad,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -161,10 +156,7 @@ fn read<T>(part: &str, answer: anyhow::Result<T>, unread: &mut String) -> Option
 
 impl Judgment {
     async fn send(self, client: &ControlClient) -> anyhow::Result<()> {
-        let verdict = match self.verdict {
-            Verdict::Good => "good",
-            Verdict::Bad => "bad",
-        };
+        let verdict = &self.verdict;
         let body = json!({"version": self.version, "verdict": verdict, "reason": self.reason});
         let judgments: Judgments = client.post("/v1/judgments", &body).await?;
         let now = time::OffsetDateTime::now_utc();

@@ -60,13 +60,7 @@ pub(super) async fn export(client: &ControlClient, id: Uuid, dir: &Path) -> anyh
         .await
         .with_context(|| format!("make the folder {}", dir.display()))?;
     // a reader that watches the folder sees the old file or the new one
-    let scratch = dir.join(format!(".{id}.tmp"));
-    tokio::fs::write(&scratch, bytes)
-        .await
-        .with_context(|| format!("write {}", scratch.display()))?;
-    tokio::fs::rename(&scratch, &path)
-        .await
-        .with_context(|| format!("write {}", path.display()))?;
+    artifact::atomic::replace(&path, &[&bytes]).with_context(|| format!("write {}", path.display()))?;
     Ok(path)
 }
 

@@ -5,6 +5,7 @@ use super::offline::{control, get, post};
 use super::uses::{SOON, dataset, insert, run};
 use super::world::{Sampled, World};
 use fixture::eventually;
+use runs::select::{self, caps::Caps};
 use runs::settings::Loss;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -171,6 +172,9 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
         sampled[0].tokens = vec![super::grammar::DECLINE];
         sampled[0].logprobs = vec![-1.0];
         sampled[0].reward = Some(0.0);
+        for (nth, one) in sampled.iter_mut().enumerate() {
+            one.user = if nth < 4 { "typist" } else { "other" }.into();
+        }
         for (nth, one) in sampled.iter().enumerate().take(7) {
             let said = write(&world, one, if nth < 6 { "yes" } else { "no" }, false).await;
             sqlx::query("update feedback set teaches = $2 where id = $1")
@@ -199,6 +203,34 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
     assert!(nats(&metrics) > 4.0, "an untrained model: {metrics}");
     let trained = world.dispositions().await;
     assert_eq!(trained.iter().filter(|one| one.kind == "trained").count(), 8);
+
+    // which these were is recorded, and a restart counts what was learned of them
+    let typed: Vec<(Uuid, i32)> =
+        sqlx::query_as("select generation_id, typed_tokens from disposition where typed_tokens is not null order by 1")
+            .fetch_all(&world.stack.pool)
+            .await
+            .unwrap();
+    let mut typists: Vec<(Uuid, i32)> = first[..4]
+        .iter()
+        .map(|one| (one.id, i32::try_from(yes).unwrap()))
+        .collect();
+    typists.sort_unstable();
+    assert_eq!(typed, typists);
+    let run: Uuid = sqlx::query_scalar("select id from run")
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    let recent = select::trained(&world.stack.pool_of("train"), run, Caps::default())
+        .await
+        .unwrap();
+    let share = (4 * yes).max(rest) as f64 / (4 * yes + rest) as f64;
+    assert_eq!((recent.users(), recent.largest_user_share()), (2, share));
+    let of_typists: i64 = sqlx::query_scalar("select tokens from trained_share($1, 100) where user_key = 'typist'")
+        .bind(run)
+        .fetch_one(&world.stack.pool)
+        .await
+        .unwrap();
+    assert_eq!(of_typists, i64::try_from(4 * yes).unwrap());
 
     cohort(head).await;
     world.head_after(head).await;

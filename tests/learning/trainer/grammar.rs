@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(60);
 const GROUP: i64 = 4;
 const STEPS: i64 = 2;
 /// After the 256 bytes.
-const END: u32 = 256;
+pub const END: u32 = 256;
 pub const DECLINE: u32 = 257;
 /// Longer than the log takes. Such a call is logged as untrainable.
 const TOO_LONG: usize = 70_000;

@@ -2,7 +2,7 @@
 //! `trainer/src/learn`.
 
 use super::episodes::poll;
-use super::grammar::checkpoint;
+use super::grammar::{END, checkpoint};
 use super::world::World;
 use text::kept::Kept;
 use trainer::learn::learner::Learner;
@@ -11,14 +11,17 @@ use trainer::learn::learner::Learner;
 async fn kept_characters_become_tokens_that_were_right_and_a_word_that_was_wrong() {
     let world = World::start_from("kept", checkpoint()).await;
     let (_, claim) = world.claimed_run().await;
-    let mut sampled = world.sample(world.base, 3).await;
-    for one in &mut sampled {
+    let mut sampled = world.sample(world.base, 4).await;
+    for (nth, one) in sampled.iter_mut().enumerate() {
         one.tokens = b"ab cd".iter().map(|&byte| u32::from(byte)).collect();
+        // a text that the request named ended the last one
+        one.tokens.extend((nth < 3).then_some(END));
+        one.logprobs = vec![-1.0; one.tokens.len()];
         one.suppressed = false;
         one.reward = Some(-0.25);
     }
     world.insert_all(&sampled, "champion").await;
-    for (one, characters) in sampled.iter().zip([Some(2), Some(1), None]) {
+    for (one, characters) in sampled.iter().zip([Some(2), Some(1), None, Some(2)]) {
         sqlx::query("update trajectory set kept_characters = $2 where generation_id = $1")
             .bind(one.id)
             .bind(characters)
@@ -36,4 +39,5 @@ async fn kept_characters_become_tokens_that_were_right_and_a_word_that_was_wrong
     assert_eq!(kept(sampled[0].id), Some(Kept { right: 2, wrong: 3 }));
     assert_eq!(kept(sampled[1].id), Some(Kept { right: 1, wrong: 1 }));
     assert_eq!(kept(sampled[2].id), None);
+    assert_eq!(kept(sampled[3].id), None);
 }

@@ -597,6 +597,7 @@ impl World {
             step: 1,
             cohort: cohort.iter().map(|s| s.id).collect(),
             dropped: Default::default(),
+            typed: BTreeMap::new(),
             lease: None,
             baselines: Default::default(),
             metrics: serde_json::json!({}),

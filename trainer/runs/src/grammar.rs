@@ -85,10 +85,16 @@ impl Grammars {
         inner.tokenizer.get_or_init(read).as_ref()
     }
 
-    /// What keeping the first `characters` of a text says of its `tokens`. `None`: nothing.
-    pub fn kept(&self, tokens: &[u32], characters: i32, accepted: bool) -> Option<Kept> {
+    /// What keeping the first `characters` of a text says of its `tokens`. `None`: nothing, as where a text that
+    /// the request named ended it (`stopped`, but by no id): that was not shown.
+    pub fn kept(&self, tokens: &[u32], stopped: bool, characters: i32, accepted: bool) -> Option<Kept> {
+        let tokenizer = self.tokenizer()?;
+        let ends = |id: &u32| tokenizer.stop_ids().contains(id) || tokenizer.decline_id() == Some(*id);
+        if stopped && !tokens.iter().any(ends) {
+            return None;
+        }
         let characters = usize::try_from(characters).unwrap_or(0);
-        Kept::of(self.tokenizer()?, tokens, characters, accepted).ok().flatten()
+        Kept::of(tokenizer, tokens, characters, accepted).ok().flatten()
     }
 
     /// The masks of `tokens`, which are all that were sampled. Takes up to a second for the first

@@ -226,9 +226,14 @@ impl Options {
             "trainer.realtime.demonstration_share_max: only the loss `verdicts` of our own trainer learns from demonstrations; \
              set it to 0"
         );
+        let typed = self.realtime.demonstration_share_max;
         ensure!(
-            self.realtime.demonstration_share_max == 0.0
-                || self.realtime.cohort_tokens.is_none() && self.realtime.cohort_seconds.is_none(),
+            typed == 0.0 || typed * f64::from(self.realtime.cohort_size) >= 1.0,
+            "trainer.realtime.demonstration_share_max: that share of cohort_size is less than one trajectory; set it to 0 to \
+             learn from no demonstration"
+        );
+        ensure!(
+            typed == 0.0 || self.realtime.cohort_tokens.is_none() && self.realtime.cohort_seconds.is_none(),
             "trainer.realtime.demonstration_share_max is a share of cohort_size, so cohort_tokens and cohort_seconds must not \
              be set"
         );
@@ -239,7 +244,7 @@ impl Options {
         );
         let Realtime { baseline, step, .. } = &self.realtime;
         ensure!(
-            step.loss.is_proportional()
+            !step.loss.reads_own_probabilities()
                 || *baseline == BaselineKind::Zero && step.aggregation != Aggregation::SeqMeanTokenMean,
             "trainer.realtime.step.loss: `verdicts` takes a reward above 0 for an accept and one below 0 for a reject, so it \
              needs trainer.realtime.baseline = \"zero\"; and it sums over a text, so step.aggregation must not be \

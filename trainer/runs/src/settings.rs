@@ -87,14 +87,9 @@ impl Loss {
         matches!(self, Loss::CrossEntropy)
     }
 
-    /// Whether an advantage that is k > 0 times as large makes it k times as large, as GRPO and
-    /// `seq-mean-token-mean` need it.
-    pub fn is_proportional(&self) -> bool {
-        !matches!(self, Loss::Verdicts { .. })
-    }
-
     /// Whether it reads the policy's own probabilities, at temperature 1 and without filters, however an answer was
-    /// sampled. So it learns from greedy answers, too.
+    /// sampled. So it learns from greedy answers, too. In all other losses an advantage that is k > 0 times as
+    /// large makes it k times as large, as GRPO and `seq-mean-token-mean` need it.
     pub fn reads_own_probabilities(&self) -> bool {
         matches!(self, Loss::Verdicts { .. })
     }

@@ -152,10 +152,7 @@ fn swapped(swaps: &[Swap], now: OffsetDateTime) -> Markup {
         x: Axis::minutes(last),
         format_y: |y| decimal(Some(y), 0),
         from_zero: true,
-        series: vec![Series {
-            class: "primary",
-            points,
-        }],
+        series: Series::alone(points),
     };
     let head = [
         "at",

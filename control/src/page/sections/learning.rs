@@ -319,10 +319,7 @@ fn curves(steps: &[Step]) -> Markup {
                 x: axis.clone(),
                 format_y: *format_y,
                 from_zero: *from_zero,
-                series: vec![Series {
-                    class: "primary",
-                    points,
-                }],
+                series: Series::alone(points),
             };
             chart.draw()
         })

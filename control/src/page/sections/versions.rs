@@ -191,10 +191,7 @@ fn hourly(hours: &[Period]) -> Markup {
         x: Axis::around(points.iter().map(|point| point.x), 6.0, |hour| decimal(Some(hour), 1)),
         format_y: |y| decimal(Some(y), 2),
         from_zero: false,
-        series: vec![Series {
-            class: "primary",
-            points,
-        }],
+        series: Series::alone(points),
     };
     html! { @if drawn { (chart.draw()) } }
 }
@@ -285,10 +282,7 @@ fn chart(versions: &[Version], uses: &[Period]) -> Markup {
         }),
         format_y: |y| decimal(Some(y), 2),
         from_zero: false,
-        series: vec![Series {
-            class: "primary",
-            points,
-        }],
+        series: Series::alone(points),
     };
     html! { @if versions.len() > 1 { (chart.draw()) } }
 }

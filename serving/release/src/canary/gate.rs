@@ -59,6 +59,7 @@ struct Measured {
 
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 struct Demonstrated {
+    generations: u64,
     right_per_100: f64,
 }
 
@@ -232,15 +233,19 @@ fn judge(wanted: &Evaluation, champion_now: i64, runs: &[Run]) -> Gate {
 }
 
 /// Why the version may not go on: it writes what users wrote at fewer places, or nobody knows. Both are measured at the
-/// same places without sampling, so there is no interval.
+/// same places without sampling, so there is no interval. A version that cannot be asked at as many places as
+/// `champion`, as with a shorter context, is not measured.
 fn regressed(dataset: &str, margin: f64, canary: &Measured, champion: &Measured) -> Option<String> {
-    let right = |of: &Measured| of.demonstrations.map(|measured| measured.right_per_100);
-    match (right(canary), right(champion)) {
-        (Some(own), Some(other)) if own >= other - margin => None,
+    match (canary.demonstrations, champion.demonstrations) {
+        (Some(own), Some(other)) if own.generations < other.generations => Some(format!(
+            "on dataset {dataset}, version {} can be measured at {} places, version {} at {}",
+            canary.version, own.generations, champion.version, other.generations
+        )),
+        (Some(own), Some(other)) if own.right_per_100 >= other.right_per_100 - margin => None,
         (Some(own), Some(other)) => Some(format!(
-            "on dataset {dataset}, version {} is right at {own:.1} of 100 places, version {} at {other:.1}: fewer by more than \
+            "on dataset {dataset}, version {} is right at {:.1} of 100 places, version {} at {:.1}: fewer by more than \
              {margin}",
-            canary.version, champion.version
+            canary.version, own.right_per_100, champion.version, other.right_per_100
         )),
         _ => Some(format!(
             "evaluation.rightMargin cannot be measured on dataset {dataset}, which needs demonstrations: choose another one, or \
@@ -330,6 +335,13 @@ mod tests {
             let gate = judge(&wanted, 40, &[right(41, own), right(40, 27.0)]);
             assert_eq!(matches!(gate, Gate::Passed(_)), passes, "{own}: {gate:?}");
         }
+        let mut fewer = right(41, 30.0);
+        fewer.result.as_mut().unwrap()["demonstrations"]["generations"] = json!(711);
+        let gate = judge(&wanted, 40, &[fewer, right(40, 27.0)]);
+        assert!(
+            matches!(&gate, Gate::Refused(why) if why.contains("711 places")),
+            "{gate:?}"
+        );
         for runs in [
             [right(41, 30.0), estimated(40, 0.3)],
             [estimated(41, 0.9), right(40, 27.0)],

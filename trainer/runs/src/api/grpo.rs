@@ -187,7 +187,7 @@ impl Config {
                 "loss.name: cross_entropy is for supervised runs",
             ),
             (
-                self.loss.is_proportional(),
+                !self.loss.reads_own_probabilities(),
                 "loss.name: verdicts is for accepts and rejects of users",
             ),
             (

@@ -347,16 +347,21 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     )
     .execute(&mut *connection)
     .await?;
+    let (typed, typed_tokens): (Vec<Uuid>, Vec<i32>) = record.typed.iter().unzip();
     // What a run over a dataset uses, the realtime ledger decides.
     sqlx::query!(
         r#"
-        insert into disposition (generation_id, kind, run_id, step)
-        select id, 'trained', $2, $3 from unnest($1::uuid[]) as cohort (id)
+        insert into disposition (generation_id, kind, run_id, step, typed_tokens)
+        select id, 'trained', $2, $3, typed.tokens
+        from unnest($1::uuid[]) as cohort (id)
+        left join unnest($4::uuid[], $5::integer[]) as typed (id, tokens) using (id)
         where exists (select from run where run.id = $2 and run.kind in ('realtime', 'grpo'))
         "#,
         &record.cohort,
         record.run,
-        record.step
+        record.step,
+        &typed,
+        &typed_tokens
     )
     .execute(&mut *connection)
     .await

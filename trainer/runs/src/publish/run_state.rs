@@ -55,6 +55,9 @@ pub struct StepRecord {
     /// Generations that its trainer did not train on, by code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, Vec<Uuid>>,
+    /// Of the cohort those of which it learned what their users typed, and how many tokens of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub typed: BTreeMap<Uuid, i32>,
     /// The lease that made it, of a step of a trainer outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
@@ -269,6 +272,7 @@ mod tests {
                 step: 3,
                 cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
                 dropped: BTreeMap::from([("too_long".into(), vec![Uuid::now_v7()])]),
+                typed: BTreeMap::from([(Uuid::now_v7(), 5)]),
                 lease: Some(Lease {
                     cohort: Uuid::now_v7(),
                     fence: 2,

@@ -112,7 +112,7 @@ fn assemble(
     for mut row in rows {
         let constraint = row.take_constraint();
         let (id, young, in_parts, routed) = (row.id, row.young, row.in_parts, row.routed);
-        let (production, kept_characters) = (row.production, row.kept_characters);
+        let (production, kept_characters, stopped) = (row.production, row.kept_characters, row.stopped);
         if let Err(code) = provenance::check(&row) {
             assembled.broken.entry(code.into()).or_default().push(id);
             continue;
@@ -152,7 +152,9 @@ fn assemble(
             }
         }
         if let Some(characters) = kept_characters {
-            sample.kept = limits.grammars.kept(&sample.tokens, characters, sample.reward > 0.0);
+            sample.kept = limits
+                .grammars
+                .kept(&sample.tokens, stopped, characters, sample.reward > 0.0);
         }
         if let (Some(constraint), None) = (constraint, broken) {
             match limits.grammars.masks(&constraint, &sample.tokens) {

@@ -43,6 +43,8 @@ pub(super) struct Row {
     pub exploration_share: Option<f32>,
     pub reward: f64,
     pub kept_characters: Option<i32>,
+    /// Something ended it: an id, or a text that the request named.
+    pub stopped: bool,
     /// The row has only the end of its prompt.
     pub in_parts: bool,
     /// The sampler's experts were logged.
@@ -142,6 +144,7 @@ mod tests {
             exploration_share: Some(0.5),
             reward: 0.0,
             kept_characters: None,
+            stopped: false,
             in_parts: false,
             routed: false,
             young: false,

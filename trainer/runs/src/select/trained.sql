@@ -8,9 +8,9 @@ select newest.step as "step!", newest.decided_at as "decided_at!", known.tenant_
        mode() within group (order by known.replica collate "C") as replica,
        count(*) as "generations!",
        -- as Sample::trained_tokens, and one of a generation that has none
-       sum(greatest(1, coalesce(known.trained_tokens, 0)))::bigint as "tokens!"
+       sum(greatest(1, coalesce(newest.typed_tokens, known.trained_tokens, 0)))::bigint as "tokens!"
 from (
-    select generation_id, step, decided_at
+    select generation_id, step, decided_at, typed_tokens
     from disposition
     where run_id = $1 and kind = 'trained' and step < $4
     order by step desc

@@ -117,6 +117,7 @@ fn record() -> StepRecord {
         step: 1,
         cohort: vec![],
         dropped: Default::default(),
+        typed: Default::default(),
         lease: None,
         baselines: Default::default(),
         metrics: serde_json::Value::Null,

@@ -258,10 +258,7 @@ fn sequence(looks: &[Look<'_>], margin: Option<f64>) -> Markup {
             tooltip: format!("−{margin}: the margin of \"not worse\""),
         })
     });
-    let mut series = vec![Series {
-        class: "primary",
-        points: points.collect(),
-    }];
+    let mut series = Series::alone(points.collect());
     if let Some(limit) = limit {
         series.insert(
             0,
