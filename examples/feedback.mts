@@ -3,6 +3,7 @@
 // What it shows
 //   POST /complete  {"prompt": "…", "user": "ada"}           -> {"text", "generation_id", "show"}
 //   POST /outcome   {"generation_id": "…", "accepted": true}  -> {"feedback_id"}
+//                   with "kept": 12 if the user kept the first 12 characters alone
 //
 //   The browser keeps the generation_id and sends it back with the user's decision. The backend names
 //   each feedback event with an idempotency key, so it can repeat the request until it is acknowledged.
@@ -71,10 +72,14 @@ async function complete(prompt: string, user: string): Promise<Choice> {
 }
 
 /** Reports the user's decision. Sending the same decision again is a no-op; another one is a 409. */
-async function feedBack(generationId: string, accepted: boolean): Promise<string> {
-  const body = { generation_id: generationId, metric_name: "accept", value: accepted };
-  const key = { "idempotency-key": `outcome-${generationId}` };
-  return (await post(`${INGEST}/v1/feedback`, body, key)).feedback_id;
+async function feedBack(generationId: string, accepted: boolean, kept?: number): Promise<string> {
+  const give = async (metric: string, value: boolean | number) => {
+    const body = { generation_id: generationId, metric_name: metric, value };
+    const key = { "idempotency-key": `${metric}-${generationId}` };
+    return (await post(`${INGEST}/v1/feedback`, body, key)).feedback_id;
+  };
+  if (kept !== undefined) await give("kept_characters", kept);
+  return give("accept", accepted); // last: some surfaces close with it
 }
 
 async function route(path: string, body: any): Promise<[number, unknown]> {
@@ -89,7 +94,7 @@ async function route(path: string, body: any): Promise<[number, unknown]> {
     if (typeof body?.generation_id !== "string" || typeof body?.accepted !== "boolean") {
       return [400, { error: "give generation_id and accepted" }];
     }
-    return [200, { feedback_id: await feedBack(body.generation_id, body.accepted) }];
+    return [200, { feedback_id: await feedBack(body.generation_id, body.accepted, body.kept) }];
   }
   return [404, { error: "POST /complete or /outcome" }];
 }

@@ -4,6 +4,7 @@
 What it shows
     POST /complete  {"prompt": "…", "user": "ada"}           -> {"text", "generation_id", "show"}
     POST /outcome   {"generation_id": "…", "accepted": true}  -> {"feedback_id"}
+                    with "kept": 12 if the user kept the first 12 characters alone
 
     The browser keeps the generation_id and sends it back with the user's decision. The backend names
     each feedback event with an idempotency key, so it can repeat the request until it is acknowledged.
@@ -78,11 +79,14 @@ def complete_with_openai(prompt, user):
     return answer.choices[0].model_dump()
 
 
-def feed_back(generation_id, accepted):
+def feed_back(generation_id, accepted, kept=None):
     """Reports the user's decision. Sending the same decision again is a no-op; another one is a 409."""
-    body = {"generation_id": generation_id, "metric_name": "accept", "value": accepted}
-    key = f"outcome-{generation_id}"
-    return post(f"{INGEST}/v1/feedback", body, {"idempotency-key": key})["feedback_id"]
+    said = {"kept_characters": kept} if kept is not None else {}
+    said["accept"] = accepted  # last: some surfaces close with it
+    for metric, value in said.items():
+        body = {"generation_id": generation_id, "metric_name": metric, "value": value}
+        answer = post(f"{INGEST}/v1/feedback", body, {"idempotency-key": f"{metric}-{generation_id}"})
+    return answer["feedback_id"]
 
 
 class Backend(BaseHTTPRequestHandler):
@@ -96,7 +100,8 @@ class Backend(BaseHTTPRequestHandler):
                 show = not choice["declined"]
                 self.reply(200, {"text": choice["text"], "generation_id": choice["generation_id"], "show": show})
             elif self.path == "/outcome":
-                self.reply(200, {"feedback_id": feed_back(body["generation_id"], bool(body["accepted"]))})
+                said = feed_back(body["generation_id"], bool(body["accepted"]), body.get("kept"))
+                self.reply(200, {"feedback_id": said})
             else:
                 self.reply(404, {"error": "POST /complete or /outcome"})
         except (KeyError, TypeError, ValueError) as error:

@@ -1,26 +1,28 @@
 -- What users typed, in the realtime run: only of keys that may teach. Written by the crate `ingest`.
 alter table feedback
-    add column teaches boolean not null default false;  -- its key had the scope `teach`
+    add column teacher uuid;  -- the key that sent it, if that had the scope `teach`; nil: no key was needed
 -- Written by the crate `runs`.
 alter table disposition
-    add column typed_tokens integer;  -- learned of what its user typed, in place of what was sampled
+    add column typed_tokens integer,  -- learned of what its user typed, in place of what was sampled
+    add column teacher uuid;          -- the key that sent what was typed
 
--- The newest demonstration of a key that may teach about each of these generations that is not retracted. As
--- `demonstrations`, with the owner's rights, and of the newest 256 of such keys.
-create function taught(ids uuid[]) returns table (id uuid, demonstration text)
+-- The newest demonstration of a key that may teach about each of these generations, neither retracted nor of a key that
+-- is revoked. As `demonstrations`, with the owner's rights, and of the newest 256 of such keys.
+create function taught(ids uuid[]) returns table (id uuid, demonstration text, teacher uuid)
 language sql stable as $$
-    select g.id, said.value_text
+    select g.id, said.value_text, said.teacher
     from unnest(ids) asked (id)
     join generation g on g.id = asked.id
     cross join lateral (
-        select f.value_text
+        select f.value_text, f.teacher
         from (select * from feedback about
               where about.generation_id = g.id and about.tenant_id = g.tenant_id and about.metric_name = 'demonstration'
-                and about.teaches
+                and about.teacher is not null
               order by about.given_at desc, about.id desc
               limit 256) f
         where f.value_text is not null
           and not exists (select from retraction r where r.feedback_id = f.id and r.tenant_id = f.tenant_id)
+          and not exists (select from api_key k where k.id = f.teacher and k.revoked_at is not null)
         order by f.given_at desc, f.id desc
         limit 1
     ) said

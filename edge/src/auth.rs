@@ -132,6 +132,12 @@ impl Principal {
         )))
     }
 
+    /// The key whose demonstrations the realtime run may learn: it has the scope `teach`. Nil: no key is needed.
+    pub fn teacher(&self) -> Option<Uuid> {
+        let key = self.key.map_or(Uuid::nil(), |key| key.id);
+        self.scopes.allow(Scope::Teach).then_some(key)
+    }
+
     /// For the audit.
     pub fn actor(&self) -> Actor<'_> {
         Actor {

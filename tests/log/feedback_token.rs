@@ -119,6 +119,37 @@ async fn a_feedback_key_speaks_only_about_answers_whose_token_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn feedback_names_the_key_that_may_teach() {
+    let stack = Stack::start("teacher").await;
+    let service = start(&stack).await;
+    let teacher = key(&stack, &[Scope::Feedback, Scope::Completions, Scope::Teach]).await;
+    let other = key(&stack, &[Scope::Feedback, Scope::Completions]).await;
+    let about = Uuid::now_v7();
+    for key in [&teacher, &other] {
+        let said = json!({"generation_id": about, "metric_name": "demonstration", "value": "yes"});
+        let (status, answer) = post(&service, key, "/v1/feedback", said).await;
+        assert_eq!(status, 200, "{answer}");
+        let said = json!({"feedback_id": Uuid::now_v7(), "generation_id": about, "metric_name": "demonstration", "value": "no"});
+        let event = json!([{"source": "app", "id": Uuid::now_v7(), "time": "2026-11-23T00:00:00Z", "feedback": said}]);
+        let (status, answer) = post(&service, key, "/v1/events:batch", event).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    let teachers = eventually("all are stored", SOON, async || {
+        let teachers = "select value_text, teacher from feedback order by 1, 2";
+        let teachers: Vec<(String, Option<Uuid>)> = sqlx::query_as(teachers).fetch_all(&stack.pool).await.unwrap();
+        (teachers.len() == 4).then_some(teachers)
+    })
+    .await;
+    let id: Uuid = sqlx::query_scalar("select id from api_key where 'teach' = any(scopes)")
+        .fetch_one(&stack.pool)
+        .await
+        .unwrap();
+    let expected = ["no", "yes"].map(|text| [(text.to_owned(), Some(id)), (text.to_owned(), None)]);
+    assert_eq!(teachers, expected.concat());
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn feedback_with_a_token_is_taken_while_the_database_does_not_answer() {
     let stack = Stack::start("token_outage").await;
     let service = start(&stack).await;

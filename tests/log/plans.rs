@@ -654,7 +654,7 @@ async fn no_query_of_a_running_service_scans_a_large_table() {
         vec![None::<String>; count],
         vec![serde_json::json!({}); count],
         vec![now; count],
-        vec![false; count],
+        vec![None::<Uuid>; count],
         vec![false; count]
     );
     let given: Vec<Uuid> = sqlx::query_scalar("select id from feedback where generation_id = any($1)")

@@ -110,7 +110,7 @@ impl Training<'_> {
                 experts: None,
                 reward: reward(reaction),
                 kept: None,
-                typed: false,
+                typed: None,
                 suppressed: false,
                 weight: 1.0,
             })

@@ -138,7 +138,7 @@ fn sampled(model: &ExactModel, step: u64) -> anyhow::Result<Vec<Sample>> {
             experts: None,
             reward: 0.0,
             kept: None,
-            typed: false,
+            typed: None,
             suppressed: false,
             weight: 1.0,
         });

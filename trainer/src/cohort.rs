@@ -4,6 +4,7 @@
 
 use runs::advantage::Credit;
 use runs::options::Realtime;
+use runs::publish::run_state::Typed;
 use runs::sample::{Sample, Trajectory, Turn};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ pub(crate) struct Cohort {
     /// Trained ones of its members, and those of them that an older version sampled.
     tokens: usize,
     stale_tokens: usize,
-    /// Tokens of samples that users typed.
-    typed: BTreeMap<Uuid, i32>,
+    /// Samples that users typed.
+    typed: BTreeMap<Uuid, Typed>,
     started: Instant,
     first_arrived: Option<Instant>,
     last_joined: Option<Instant>,
@@ -86,13 +87,8 @@ impl Cohort {
         self.stale_tokens
     }
 
-    /// How many more samples that users typed may join a cohort of `size`.
-    pub fn room_for_typed(&self, size: u32, share_max: f64) -> usize {
-        ((share_max * f64::from(size)) as usize).saturating_sub(self.typed.len())
-    }
-
-    /// Of what users typed, how many tokens are trained on.
-    pub fn typed(&self) -> &BTreeMap<Uuid, i32> {
+    /// Those that users typed.
+    pub fn typed(&self) -> &BTreeMap<Uuid, Typed> {
         &self.typed
     }
 
@@ -142,11 +138,11 @@ impl Cohort {
             member.turns.insert(position, sample.turn.clone());
             member.class.clone_from(&sample.class);
             self.tokens += sample.trained_tokens();
-            if sample.typed {
+            if let Some(key) = sample.typed {
                 let tokens = i32::try_from(sample.trained_tokens()).unwrap_or(i32::MAX);
-                self.typed.insert(sample.generation, tokens);
+                self.typed.insert(sample.generation, Typed { tokens, key });
             }
-            if sample.staleness > 0 && !sample.typed {
+            if sample.staleness > 0 && sample.typed.is_none() {
                 self.stale_tokens += sample.trained_tokens();
             }
             member.reward = sample.reward;

@@ -413,7 +413,7 @@ impl<'a> Executor<'a> {
             );
         }
         // nothing is compared with the log-probabilities of older versions, and nobody sampled what was typed
-        let compared = |fate| of(fate).filter(|sample| sample.staleness == 0 && !sample.typed);
+        let compared = |fate| of(fate).filter(|sample| sample.staleness == 0 && sample.typed.is_none());
         for judged in [Compared::Gross, Compared::Quarantined, Compared::Kept] {
             self.quarantine.record(compared(Fate::Judged(judged)), judged);
         }

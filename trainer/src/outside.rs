@@ -315,7 +315,7 @@ impl Executor<'_> {
                 let cause = error.downcast_ref();
                 if let Some(
                     PublishError::AlreadyDecided
-                    | PublishError::RevokedSampler
+                    | PublishError::Revoked
                     | PublishError::ConsentWithdrawn
                     | PublishError::LeaseLost,
                 ) = cause

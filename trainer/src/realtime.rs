@@ -118,6 +118,12 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     let Some(mut executor) = opened.await? else {
         return Ok(End::Idle);
     };
+    if options.demonstration_share_max > 0.0
+        && let Err(why) = typed::Encoder::new(&executor.model_limits)
+    {
+        executor.release(Status::Paused, &why).await?;
+        return Ok(End::Idle);
+    }
     trainer.publisher.announce(executor.head).await;
     let poll = Duration::from_millis(trainer.options.poll_ms);
     let mut closed = PgListener::connect_with(&trainer.pool).await?;
@@ -250,10 +256,9 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
         quarantined.record(sum(&selection.set_aside, is_quarantined), true);
         capped.record(sum(&selection.set_aside, caps::is_code), true);
         count(&mut set_aside, selection.set_aside);
-        let room = executor
-            .cohort
-            .room_for_typed(options.cohort_size, options.demonstration_share_max);
-        typed::take_places(pool, &executor.model_limits, &mut selection.ready, room).await?;
+        let places = (options.demonstration_share_max * f64::from(options.cohort_size)) as usize;
+        let (limits, taken) = (&executor.model_limits, executor.cohort.typed());
+        typed::take_places(pool, limits, &mut selection.ready, taken, places).await?;
         metrics::gauge!("springtide_train_ready_trajectories").set((joined.len() + selection.ready.len()) as f64);
         let is_full = |executor: &Executor<'_>| {
             let cohort = &executor.cohort;
@@ -347,8 +352,8 @@ fn with_advantages(samples: Vec<Sample>, options: &Realtime, baselines: &Baselin
     let judged = samples.into_iter().zip(advantages);
     judged
         .map(|(sample, advantage)| match sample.typed {
-            true => (sample, 1.0), // right, whatever became of what was sampled
-            false => (sample, advantage),
+            Some(_) => (sample, 1.0), // right, whatever became of what was sampled
+            None => (sample, advantage),
         })
         .collect()
 }

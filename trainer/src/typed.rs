@@ -6,6 +6,7 @@
 
 use anyhow::Context;
 use runs::grammar::Grammars;
+use runs::publish::run_state::Typed;
 use runs::sample::{ModelLimits, Sample};
 use sqlx::PgPool;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ impl Encoder {
     /// The sample with this text as its tokens. Else the code of the reason.
     pub fn instead(&self, sample: Sample, text: Option<&str>) -> Result<Sample, &'static str> {
         let tokens = self.tokens(&sample, text, usize::MAX)?;
-        Ok(sample.instead(tokens))
+        Ok(sample.instead(tokens, Uuid::nil()))
     }
 
     /// At most the first `most` of them.
@@ -76,51 +77,57 @@ impl Encoder {
     }
 }
 
-/// For the realtime run: what users typed takes the place of what was sampled in at most `room` of these trajectories.
-/// Only of keys that may teach, and not in sessions, whose later turns continue what was sampled. Texts that cannot be
-/// learned leave the sample as it is.
+/// For the realtime run: what users typed takes the place of what was sampled in these trajectories, until it has `places`
+/// of the cohort, `taken` among them. Only of keys that may teach, which take turns, and not in sessions, whose later
+/// turns continue what was sampled. Texts that cannot be learned leave the sample as it is.
 pub(crate) async fn take_places(
     pool: &PgPool,
     limits: &ModelLimits,
     trajectories: &mut [Vec<Sample>],
-    mut room: usize,
+    taken: &BTreeMap<Uuid, Typed>,
+    places: usize,
 ) -> anyhow::Result<()> {
     // one without trained tokens was logged with `train` "false"
     let single =
         |samples: &&mut Vec<Sample>| samples.len() == 1 && samples[0].turn.is_none() && samples[0].trained_tokens() > 0;
-    let mut singles: Vec<&mut Sample> = trajectories
+    let singles: Vec<&mut Sample> = trajectories
         .iter_mut()
         .filter(single)
         .map(|samples| &mut samples[0])
         .collect();
+    let room = places.saturating_sub(taken.len());
     if room == 0 || singles.is_empty() {
         return Ok(());
     }
     let ids: Vec<Uuid> = singles.iter().map(|sample| sample.generation).collect();
     let rows = sqlx::query!(
-        r#"select id as "id!", demonstration as "demonstration!" from taught($1)"#,
+        r#"select id as "id!", demonstration as "demonstration!", teacher as "teacher!" from taught($1)"#,
         &ids
     );
     let rows = rows.fetch_all(pool).await.context("read what users typed")?;
-    let texts: BTreeMap<Uuid, String> = rows.into_iter().map(|row| (row.id, row.demonstration)).collect();
+    let rows = rows.into_iter().map(|row| (row.id, (row.demonstration, row.teacher)));
+    let texts: BTreeMap<Uuid, (String, Uuid)> = rows.collect();
     if texts.is_empty() {
         return Ok(());
     }
-    let encoder = match Encoder::new(limits) {
-        Ok(encoder) => encoder,
-        Err(error) => {
-            tracing::warn!(%error, "nothing is learned from what users typed");
-            return Ok(());
-        }
-    };
-    for sample in &mut singles {
-        let text = texts.get(&sample.generation).map(String::as_str);
-        if room > 0
-            && let Ok(tokens) = encoder.tokens(sample, text, TYPED_TOKENS_MAX)
+    let encoder = Encoder::new(limits).map_err(anyhow::Error::msg)?;
+    let mut of_keys: BTreeMap<Uuid, usize> = BTreeMap::new();
+    for typed in taken.values() {
+        *of_keys.entry(typed.key).or_default() += 1;
+    }
+    let mut turns = Vec::new();
+    for sample in singles {
+        if let Some((text, key)) = texts.get(&sample.generation)
+            && let Ok(tokens) = encoder.tokens(sample, Some(text), TYPED_TOKENS_MAX)
         {
-            **sample = Sample::clone(sample).instead(tokens);
-            room -= 1;
+            let turn = of_keys.entry(*key).or_default();
+            turns.push((*turn, sample, tokens, *key));
+            *turn += 1;
         }
+    }
+    turns.sort_by_key(|(turn, ..)| *turn); // stable: the oldest first
+    for (_, sample, tokens, key) in turns.into_iter().take(room) {
+        *sample = Sample::clone(sample).instead(tokens, key);
     }
     Ok(())
 }

@@ -137,7 +137,7 @@ fn train(learner: &mut Learner, learning_rate: f64) {
                     experts: None,
                     reward: even as f64 / 3.0 - 1.0,
                     kept: None,
-                    typed: false,
+                    typed: None,
                     suppressed: false,
                     weight: 1.0,
                 }

@@ -45,9 +45,10 @@ pub struct Event {
     /// When it happened, to the microsecond. For a generation: when its last token was sampled.
     #[serde(with = "time::serde::rfc3339")]
     pub time: OffsetDateTime,
-    /// The key that sent it has the scope `teach`, as the event API found. Other writers of the log say it themselves.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub teaches: bool,
+    /// The key that sent it, if that has the scope `teach`, as the event API found; nil where no key is needed. Other
+    /// writers of the log say it themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<Uuid>,
     #[serde(flatten)]
     pub body: Body,
 }
@@ -438,7 +439,7 @@ impl Event {
             source: source.into(),
             id: id.to_string(),
             time: to_microseconds(time),
-            teaches: false,
+            teacher: None,
             body,
         }
     }

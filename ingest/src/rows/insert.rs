@@ -322,7 +322,7 @@ pub(super) async fn feedback(
         }) as _,
         column!(rows, row => Json(&row.body.tags)) as _,
         column!(rows, row => row.event.time),
-        column!(rows, row => row.event.teaches),
+        column!(rows, row => row.event.teacher) as _,
         column!(rows, row => matches!(row.body.target, Target::Generation(id) if held.contains(&id))),
     )
     .fetch_all(connection)

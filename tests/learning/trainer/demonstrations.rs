@@ -5,6 +5,8 @@ use super::offline::{control, get, post};
 use super::uses::{SOON, dataset, insert, run};
 use super::world::{Sampled, World};
 use fixture::eventually;
+use runs::publish::Error;
+use runs::publish::run_state::Typed;
 use runs::select::{self, caps::Caps};
 use runs::settings::Loss;
 use serde_json::{Value, json};
@@ -20,6 +22,16 @@ async fn write(world: &World, about: &Sampled, text: &str, late: bool) -> Uuid {
     .bind(about.id)
     .bind(text)
     .bind(late)
+    .fetch_one(&world.stack.pool)
+    .await
+    .unwrap()
+}
+
+/// The id of a key that was revoked.
+async fn revoked_key(world: &World) -> Uuid {
+    sqlx::query_scalar(
+        "insert into api_key (tenant_id, role, digest, revoked_at) values ('default', 'admin', '', now()) returning id",
+    )
     .fetch_one(&world.stack.pool)
     .await
     .unwrap()
@@ -163,7 +175,12 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
     options.realtime.step.optimizer.learning_rate = 3e-3;
     options.realtime.guards.kl_max = 10.0; // large steps
     options.realtime.demonstration_share_max = 0.5;
-    // six keys may teach, and half of a cohort of eight is room for four
+    // one key sends four texts, another one, and half of a cohort of eight is room for four
+    let [busy, other] = [Uuid::now_v7(), Uuid::now_v7()];
+    let revoked = revoked_key(&world).await;
+    let keys = [busy, busy, busy, busy, revoked, other, other].map(Some);
+    let texts = ["yes", "yes", "yes", "yes", "no", "yes", "yes", "no"];
+    let teachers = keys.into_iter().chain([None]).zip(texts);
     let cohort = async |version: i64| {
         let sampled = world.sample(version, 16).await.into_iter();
         // this model declines by another token than was masked
@@ -175,16 +192,21 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
         for (nth, one) in sampled.iter_mut().enumerate() {
             one.user = if nth < 4 { "typist" } else { "other" }.into();
         }
-        for (nth, one) in sampled.iter().enumerate().take(7) {
-            let said = write(&world, one, if nth < 6 { "yes" } else { "no" }, false).await;
-            sqlx::query("update feedback set teaches = $2 where id = $1")
+        for (one, (teacher, text)) in sampled.iter().zip(teachers.clone()) {
+            let said = write(&world, one, text, false).await;
+            sqlx::query("update feedback set teacher = $2 where id = $1")
                 .bind(said)
-                .bind(nth < 6)
+                .bind(teacher)
                 .execute(&world.stack.pool)
                 .await
                 .unwrap();
         }
         world.insert_all(&sampled, "champion").await;
+        // logged with `train` "false"
+        let untrained =
+            "update generation set train_mask = array_fill(false, array[cardinality(token_ids)]) where id = $1";
+        let untrained = sqlx::query(untrained).bind(sampled[6].id);
+        untrained.execute(&world.stack.pool).await.unwrap();
         sampled
     };
     let first = cohort(world.base).await;
@@ -197,25 +219,23 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
         "{metrics}"
     );
     let yes = 4; // three letters and an end
-    let rest: usize = first[4..].iter().map(|one| one.tokens.len()).sum();
-    assert_eq!(metrics["tokens"], json!(4 * yes + rest), "{metrics}");
+    let sampled = |places: &[usize]| places.iter().map(|&nth| first[nth].tokens.len()).sum::<usize>();
+    let of_typist = 3 * yes + sampled(&[3]);
+    let of_other = yes + sampled(&[4, 7]);
+    assert_eq!(metrics["tokens"], json!(of_typist + of_other), "{metrics}");
     let nats = |metrics: &Value| metrics["typed_nats"].as_f64().unwrap();
     assert!(nats(&metrics) > 4.0, "an untrained model: {metrics}");
     let trained = world.dispositions().await;
     assert_eq!(trained.iter().filter(|one| one.kind == "trained").count(), 8);
 
-    // which these were is recorded, and a restart counts what was learned of them
-    let typed: Vec<(Uuid, i32)> =
-        sqlx::query_as("select generation_id, typed_tokens from disposition where typed_tokens is not null order by 1")
-            .fetch_all(&world.stack.pool)
-            .await
-            .unwrap();
-    let mut typists: Vec<(Uuid, i32)> = first[..4]
-        .iter()
-        .map(|one| (one.id, i32::try_from(yes).unwrap()))
-        .collect();
-    typists.sort_unstable();
-    assert_eq!(typed, typists);
+    // which these were and who sent them is recorded, and a restart counts what was learned of them
+    let typed =
+        "select generation_id, typed_tokens, teacher from disposition where typed_tokens is not null order by 1";
+    let typed: Vec<(Uuid, i32, Uuid)> = sqlx::query_as(typed).fetch_all(&world.stack.pool).await.unwrap();
+    let tokens = i32::try_from(yes).unwrap();
+    let mut learned = [(0, busy), (1, busy), (2, busy), (5, other)].map(|(nth, key)| (first[nth].id, tokens, key));
+    learned.sort_unstable();
+    assert_eq!(typed, learned, "keys take turns");
     let run: Uuid = sqlx::query_scalar("select id from run")
         .fetch_one(&world.stack.pool)
         .await
@@ -223,18 +243,53 @@ async fn the_realtime_run_learns_what_keys_that_may_teach_typed() {
     let recent = select::trained(&world.stack.pool_of("train"), run, Caps::default())
         .await
         .unwrap();
-    let share = (4 * yes).max(rest) as f64 / (4 * yes + rest) as f64;
+    let of_other = of_other + 1; // one without a trained token counts as one
+    let share = of_typist.max(of_other) as f64 / (of_typist + of_other) as f64;
     assert_eq!((recent.users(), recent.largest_user_share()), (2, share));
-    let of_typists: i64 = sqlx::query_scalar("select tokens from trained_share($1, 100) where user_key = 'typist'")
+    let counted: i64 = sqlx::query_scalar("select tokens from trained_share($1, 100) where user_key = 'typist'")
         .bind(run)
         .fetch_one(&world.stack.pool)
         .await
         .unwrap();
-    assert_eq!(of_typists, i64::try_from(4 * yes).unwrap());
+    assert_eq!(counted, i64::try_from(of_typist).unwrap());
 
     cohort(head).await;
     world.head_after(head).await;
     running.stop().await;
     let later = world.metrics(2).await;
     assert!(nats(&later) < nats(&metrics) - 0.1, "{metrics} {later}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_is_not_committed_with_texts_that_a_revoked_key_sent() {
+    let world = World::start("revoked_teacher").await;
+    let cohort = world.sample(world.base, 4).await;
+    world.insert_all(&cohort, "champion").await;
+    let (run, claim) = world.claimed_run().await;
+    let mut draft = world.draft(run, &cohort).await;
+    let key = revoked_key(&world).await;
+    draft.record.typed.insert(cohort[0].id, Typed { tokens: 1, key });
+    let prepared = world.publisher.prepare(&claim, draft).await.unwrap();
+    let refused = world.publisher.commit(&claim, &prepared).await;
+    assert!(matches!(refused, Err(Error::Revoked)), "{refused:?}");
+    assert_eq!(world.line().await, (world.base, 0));
+    assert!(world.dispositions().await.iter().all(|one| one.kind != "trained"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_version_cannot_encode_what_is_typed_pauses_and_says_why() {
+    let world = World::start("untaught").await;
+    world.follow(1, world.base, 0).await;
+    let mut options = world.options();
+    options.realtime.step.loss = Loss::Verdicts { weight_max: 20.0 };
+    options.realtime.demonstration_share_max = 0.5;
+    let running = world.run(options);
+    let (status, reason) = eventually("the run pauses", SOON, async || {
+        let (status, reason) = world.status().await?;
+        reason.map(|reason| (status, reason))
+    })
+    .await;
+    running.stop().await;
+    assert_eq!(status, "paused");
+    assert!(reason.contains("demonstrations need"), "{reason}");
 }

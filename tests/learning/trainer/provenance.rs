@@ -215,7 +215,7 @@ async fn a_step_is_not_committed_with_samples_of_a_revoked_sampler() {
         .await
         .unwrap();
     let refused = world.publisher.commit(&claim, &prepared).await;
-    assert!(matches!(refused, Err(Error::RevokedSampler)), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Revoked)), "{refused:?}");
     assert_eq!(world.line().await, (world.base, 0));
     assert_eq!(decided(&world).await, BTreeMap::new());
     // nor by the next process, which finds the step prepared

@@ -650,7 +650,7 @@ fn to_sample(sampled: &Sampled) -> Sample {
         experts: None,
         reward: sampled.reward.unwrap(),
         kept: None,
-        typed: false,
+        typed: None,
         suppressed: sampled.suppressed,
         weight: runs::explore::weight(sampled.tokens.contains(&DECLINE), Some(0.25)),
     }

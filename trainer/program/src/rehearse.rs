@@ -99,7 +99,7 @@ impl Rehearsed {
             experts: None,
             reward: one.reward,
             kept: one.kept,
-            typed: false,
+            typed: None,
             suppressed: one.suppressed,
             weight: explore::weight(one.declined, (self.explore > 0.0).then_some(self.explore)),
         }
@@ -137,7 +137,7 @@ impl rehearsal::Learner for Rehearsed {
         let given = cohort.iter().enumerate();
         let given = given.filter_map(|(at, one)| Some((at, one.typed.as_ref()?)));
         for (at, tokens) in given.take(room) {
-            samples[at] = samples[at].clone().instead(tokens.clone());
+            samples[at] = samples[at].clone().instead(tokens.clone(), Uuid::nil());
             advantages[at] = 1.0;
         }
         let (metrics, is_made) = match self.learner.propose(&samples, &advantages, step, guards)? {

@@ -48,9 +48,9 @@ pub struct Sample {
     pub reward: f64,
     /// How much of it its user kept. `None`: not said, or no text. Only the loss `verdicts` reads it.
     pub kept: Option<Kept>,
-    /// `tokens` are what its user typed instead of what was sampled: the loss takes them for right, and nobody's
-    /// `logprobs` are compared.
-    pub typed: bool,
+    /// `tokens` are what its user typed instead of what was sampled, and this key sent it (nil: a dataset, or no key was
+    /// needed): the loss takes them for right, and nobody's `logprobs` are compared.
+    pub typed: Option<Uuid>,
     /// The decline token was masked; `logprobs` are of the distribution without it.
     pub suppressed: bool,
     /// Factor of its advantage, 0 or more, see [`crate::explore`]. Supervised runs set it to 1, and the loss
@@ -107,7 +107,8 @@ impl Sample {
     }
 
     /// What its user typed in place of what was sampled, all of it trained on, and nothing of how that was sampled.
-    pub fn instead(self, tokens: Vec<u32>) -> Self {
+    /// `key` sent it.
+    pub fn instead(self, tokens: Vec<u32>, key: Uuid) -> Self {
         Sample {
             logprobs: vec![0.0; tokens.len()], // nobody sampled it
             mask: vec![true; tokens.len()],
@@ -116,7 +117,7 @@ impl Sample {
             behavior: None,
             experts: None,
             kept: None,
-            typed: true,
+            typed: Some(key),
             suppressed: false,
             weight: 1.0,
             ..self
@@ -174,7 +175,7 @@ impl Sample {
             experts: None,
             reward: 0.0,
             kept: None,
-            typed: false,
+            typed: None,
             suppressed: false,
             weight: 1.0,
         }

@@ -96,7 +96,7 @@ pub fn pack(samples: &[Sample], advantages: &[f64], tokens_max: usize) -> Result
     let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (i, sample) in samples.iter().enumerate() {
         let traits = [
-            sample.typed,
+            sample.typed.is_some(),
             sample.staleness > 0,
             advantages[i] == 0.0,
             sample.experts.is_some(),
@@ -175,7 +175,7 @@ fn micro_batch(chosen: &[Merged], samples: &[Sample], advantages: &[f64]) -> Res
     for merged in chosen {
         for &i in &merged.turns {
             let sample = &samples[i];
-            batch.typed = sample.typed;
+            batch.typed = sample.typed.is_some();
             batch.stale = sample.staleness > 0;
             batch.engine.clone_from(&sample.engine);
             batch.samples.push((i, sample.trained_tokens()));

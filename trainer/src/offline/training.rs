@@ -154,7 +154,7 @@ pub(super) fn supervised(sample: Sample) -> Sample {
         behavior: None,
         experts: None,
         kept: None,
-        typed: false,
+        typed: None,
         suppressed: false,
         weight: 1.0,
         group: None,

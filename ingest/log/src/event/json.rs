@@ -51,7 +51,7 @@ pub(super) struct EventFields {
     #[serde(with = "time::serde::rfc3339")]
     time: OffsetDateTime,
     #[serde(default)]
-    teaches: bool,
+    teacher: Option<Uuid>,
     generation: Option<Generation>,
     feedback: Option<Feedback>,
     retraction: Option<Retraction>,
@@ -67,7 +67,7 @@ impl TryFrom<EventFields> for Event {
             source: event.source,
             id: event.id,
             time: event.time,
-            teaches: event.teaches,
+            teacher: event.teacher,
             body: one_body(event.generation, event.feedback, event.retraction, event.episode_end)?,
         })
     }

@@ -346,7 +346,7 @@ impl From<&Event> for proto::Event {
             id: event.id.clone(),
             // Checked events are from 2020 to 2199. Others saturate, and the reader refuses them.
             time_unix_us: i64::try_from(event.time.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX),
-            teaches: event.teaches,
+            teacher: event.teacher.write(),
             body: Some((&event.body).into()),
         }
     }
@@ -381,7 +381,7 @@ impl TryFrom<proto::Event> for Event {
             source: event.source,
             id: event.id,
             time: time.map_err(|_| Invalid::new("time_unix_us", "is out of range"))?,
-            teaches: event.teaches,
+            teacher: Field::read(event.teacher, "teacher")?,
             body,
         })
     }

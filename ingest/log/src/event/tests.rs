@@ -88,7 +88,7 @@ fn generation_event() -> Event {
         source: "springtide/serve/replica-1".to_owned(),
         id: "019aa5e6-2f40-7abc-8def-0123456789ab".to_owned(),
         time: datetime!(2025-11-21 13:37:00.123456 UTC),
-        teaches: false,
+        teacher: None,
         body: Body::Generation(generation()),
     }
 }

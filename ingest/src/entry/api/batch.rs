@@ -75,7 +75,7 @@ impl Item {
             source: self.source,
             id: self.id,
             time: event::to_microseconds(self.time),
-            teaches: false,
+            teacher: None,
             body: body.map_err(Problem::bad_request)?,
         })
     }
@@ -159,7 +159,9 @@ pub(super) fn allowed(principal: &Principal, mut event: Event) -> Result<Event, 
         Body::Feedback(_) | Body::Retraction(_) | Body::EpisodeEnd(_) => {
             principal.require(Scope::Feedback)?;
             principal.require_trusted()?;
-            event.teaches = matches!(event.body, Body::Feedback(_)) && principal.scopes.allow(Scope::Teach);
+            if matches!(event.body, Body::Feedback(_)) {
+                event.teacher = principal.teacher();
+            }
         }
     }
     Ok(event)

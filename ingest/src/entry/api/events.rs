@@ -100,7 +100,7 @@ fn canonical(envelope: Envelope<'_>, tenant: &str, now: OffsetDateTime) -> Resul
         source: envelope.source,
         id: envelope.id,
         time: event::to_microseconds(envelope.time.unwrap_or(now)),
-        teaches: false,
+        teacher: None,
         body,
     })
 }

@@ -95,7 +95,7 @@ pub(super) async fn feedback(
     let untrusted = api.check_token(&mut request, &principal).await?;
     let dryrun = options.dryrun || request.dryrun;
     let (mut event, feedback_id) = event(request, key.as_deref(), untrusted, &principal.tenant, api.now())?;
-    event.teaches = principal.scopes.allow(Scope::Teach);
+    event.teacher = principal.teacher();
     let (_, dryrun) = api.take_one(event, dryrun).await?;
     Ok(Answer(Accepted { feedback_id, dryrun }))
 }

@@ -107,7 +107,7 @@ mod tests {
             source: text("source"),
             id: text("id"),
             time: time::OffsetDateTime::parse(&text("time"), &Rfc3339).unwrap(),
-            teaches: false,
+            teacher: None,
             body: match body["type"].as_str().unwrap() {
                 "springtide.generation.v1" => Body::Generation(serde_json::from_value(data).unwrap()),
                 "springtide.feedback.v1" => Body::Feedback(serde_json::from_value(data).unwrap()),

@@ -160,8 +160,8 @@ pub async fn insert(pool: &PgPool, version: i64, rows: &[Row]) {
                     'stop', false, $4, $4, sampler, signature, unsigned_digest, true
              from given
          ), said as (
-             insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at, teaches)
-             select uuidv7(), 'default', id, 'demonstration', typed, $4, true from given where typed is not null
+             insert into feedback (id, tenant_id, generation_id, metric_name, value_text, given_at, teacher)
+             select uuidv7(), 'default', id, 'demonstration', typed, $4, '00000000-0000-0000-0000-000000000000' from given where typed is not null
          )
          insert into trajectory (generation_id, surface, reward_definition, reward)
          select id, 'completion', 1, reward from given",

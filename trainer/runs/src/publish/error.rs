@@ -15,8 +15,10 @@ pub enum Error {
     LineMoved { line: String, parent: i64, branch: i32 },
     #[error("a generation of the cohort already has a disposition")]
     AlreadyDecided,
-    #[error("a sampler of the cohort has been revoked: what it signed is not trained on")]
-    RevokedSampler,
+    #[error(
+        "a sampler of the cohort, or a key that taught it, has been revoked: what it signed or sent is not trained on"
+    )]
+    Revoked,
     #[error("a tenant of the cohort has withdrawn its consent, or a generation of the cohort is gone")]
     ConsentWithdrawn,
     #[error("the lease of the cohort is another one now, or the cohort was dropped")]

@@ -78,10 +78,7 @@ impl Publisher {
                     self.after_commit(&prepared).await;
                     return Ok(Some(serial));
                 }
-                Err(
-                    error
-                    @ (Error::AlreadyDecided | Error::RevokedSampler | Error::ConsentWithdrawn | Error::LeaseLost),
-                ) => {
+                Err(error @ (Error::AlreadyDecided | Error::Revoked | Error::ConsentWithdrawn | Error::LeaseLost)) => {
                     tracing::warn!(%error, serial, "a prepared step cannot be committed any more: left as an orphan");
                 }
                 Err(error) => return Err(error),

@@ -274,23 +274,28 @@ async fn move_head(
     .await
 }
 
-/// Fails if a sampler of the cohort has been revoked since its samples were checked. None can be from
-/// now until the transaction ends.
-pub(crate) async fn refuse_revoked(connection: &mut PgConnection, cohort: &[Uuid]) -> Result<(), Error> {
+/// Fails if a sampler of the cohort has been revoked since its samples were checked, which none can be from now until
+/// the transaction ends, or one of the keys that sent what users typed.
+pub(crate) async fn refuse_revoked(
+    connection: &mut PgConnection,
+    cohort: &[Uuid],
+    teachers: &[Uuid],
+) -> Result<(), Error> {
     edge::sampler::hold_revocations(&mut *connection).await?;
     let revoked = sqlx::query_scalar!(
         r#"
         select exists (
             select from generation g join sampler s on s.id = g.sampler
             where g.id = any($1) and s.revoked_at is not null
-        ) as "revoked!"
+        ) or exists (select from api_key k where k.id = any($2) and k.revoked_at is not null) as "revoked!"
         "#,
-        cohort
+        cohort,
+        teachers
     )
     .fetch_one(connection)
     .await?;
     match revoked {
-        true => Err(Error::RevokedSampler),
+        true => Err(Error::Revoked),
         false => Ok(()),
     }
 }
@@ -347,21 +352,24 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
     )
     .execute(&mut *connection)
     .await?;
-    let (typed, typed_tokens): (Vec<Uuid>, Vec<i32>) = record.typed.iter().unzip();
+    let typed: Vec<Uuid> = record.typed.keys().copied().collect();
+    let (tokens, teachers): (Vec<i32>, Vec<Uuid>) =
+        record.typed.values().map(|typed| (typed.tokens, typed.key)).unzip();
     // What a run over a dataset uses, the realtime ledger decides.
     sqlx::query!(
         r#"
-        insert into disposition (generation_id, kind, run_id, step, typed_tokens)
-        select id, 'trained', $2, $3, typed.tokens
+        insert into disposition (generation_id, kind, run_id, step, typed_tokens, teacher)
+        select id, 'trained', $2, $3, typed.tokens, typed.teacher
         from unnest($1::uuid[]) as cohort (id)
-        left join unnest($4::uuid[], $5::integer[]) as typed (id, tokens) using (id)
+        left join unnest($4::uuid[], $5::integer[], $6::uuid[]) as typed (id, tokens, teacher) using (id)
         where exists (select from run where run.id = $2 and run.kind in ('realtime', 'grpo'))
         "#,
         &record.cohort,
         record.run,
         record.step,
         &typed,
-        &typed_tokens
+        &tokens,
+        &teachers
     )
     .execute(&mut *connection)
     .await
@@ -380,7 +388,7 @@ pub(super) async fn commit(connection: &mut PgConnection, prepared: &Prepared) -
         &record.cohort,
     )
     .await?;
-    refuse_revoked(&mut *connection, &record.cohort).await?;
+    refuse_revoked(&mut *connection, &record.cohort, &teachers).await?;
     refuse_withdrawn(&mut *connection, &manifest.policy, &record.cohort).await?;
     let classes: Vec<String> = record.baselines.keys().cloned().collect();
     let values: Vec<f64> = record.baselines.values().map(|b| b.value).collect();

@@ -55,9 +55,9 @@ pub struct StepRecord {
     /// Generations that its trainer did not train on, by code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, Vec<Uuid>>,
-    /// Of the cohort those of which it learned what their users typed, and how many tokens of it.
+    /// Of the cohort those of which it learned what their users typed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub typed: BTreeMap<Uuid, i32>,
+    pub typed: BTreeMap<Uuid, Typed>,
     /// The lease that made it, of a step of a trainer outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
@@ -65,6 +65,16 @@ pub struct StepRecord {
     pub baselines: BTreeMap<String, Baseline>,
     /// Loss, gradient norm, KL, parity, mismatch, timings.
     pub metrics: serde_json::Value,
+}
+
+/// What its user typed in place of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Typed {
+    /// Trained ones.
+    pub tokens: i32,
+    /// Sent it.
+    pub key: Uuid,
 }
 
 /// A lease of a cohort.
@@ -272,7 +282,13 @@ mod tests {
                 step: 3,
                 cohort: vec![Uuid::now_v7(), Uuid::now_v7()],
                 dropped: BTreeMap::from([("too_long".into(), vec![Uuid::now_v7()])]),
-                typed: BTreeMap::from([(Uuid::now_v7(), 5)]),
+                typed: BTreeMap::from([(
+                    Uuid::now_v7(),
+                    Typed {
+                        tokens: 5,
+                        key: Uuid::now_v7(),
+                    },
+                )]),
                 lease: Some(Lease {
                     cohort: Uuid::now_v7(),
                     fence: 2,

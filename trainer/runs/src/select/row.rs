@@ -111,7 +111,7 @@ impl Row {
             behavior: Behavior::from_logged(temperature, top_p, sampling).map(Arc::new),
             reward: self.reward,
             kept: None,
-            typed: false,
+            typed: None,
             suppressed: self.decline_suppressed,
             weight: explore::weight(declines, self.exploration_share),
         }

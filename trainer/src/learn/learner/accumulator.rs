@@ -135,7 +135,7 @@ impl Accumulator {
         self.tokens += sample.trained_tokens();
         self.advantages.push(advantage);
         self.explored += usize::from(sample.suppressed);
-        self.typed += usize::from(sample.typed);
+        self.typed += usize::from(sample.typed.is_some());
         self.replayed += usize::from(sample.experts.is_some());
     }
 

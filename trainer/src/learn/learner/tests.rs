@@ -74,7 +74,7 @@ fn samples(learner: &Learner, n: u32) -> Vec<Sample> {
                 experts: None,
                 reward: if i % 3 == 0 { 0.75 } else { -0.25 },
                 kept: None,
-                typed: false,
+                typed: None,
                 suppressed: false,
                 weight: 1.0,
             }

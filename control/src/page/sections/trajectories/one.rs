@@ -38,6 +38,7 @@ struct Trajectory {
     run_id: Option<Uuid>,
     step: Option<i64>,
     typed_tokens: Option<i32>,
+    teacher: Option<Uuid>,
     decided_at: Option<OffsetDateTime>,
     surface: Option<String>,
     reward: Option<f64>,
@@ -79,7 +80,7 @@ async fn read(
         r#"select g.tenant_id, g.version, g.version_spans, g.line, g.arm, g.arm_probability, g.replica, g.purpose,
                   g.finish_reason, g.declined, g.decline_suppressed, g.proven, g.sampled_at,
                   disposition_of(d.kind, t.generation_id is not null, t.censor_code) as "disposition!",
-                  coalesce(d.code, t.censor_code) as code, d.run_id as "run_id?", d.step, d.typed_tokens,
+                  coalesce(d.code, t.censor_code) as code, d.run_id as "run_id?", d.step, d.typed_tokens, d.teacher,
                   d.decided_at as "decided_at?",
                   t.surface as "surface?", t.reward, t.turn_reward, t.signal, t.reward_definition as "reward_definition?",
                   t.feedback_at, t.closed_at as "closed_at?", t.episode_id, t.episode_turns
@@ -202,7 +203,9 @@ fn became(one: &Trajectory, uses: &[Used], now: OffsetDateTime) -> Markup {
                     @if let (Some(run), Some(step)) = (one.run_id, one.step) {
                         ", " a href=(format!("/runs/{run}")) { "step " (step) }
                     }
-                    @if let Some(tokens) = one.typed_tokens { ", on what its user typed (" (tokens) " tokens)" }
+                    @if let (Some(tokens), Some(key)) = (one.typed_tokens, one.teacher) {
+                        ", on what its user typed (" (tokens) " tokens, sent by key " (key) ")"
+                    }
                 }
                 dt { "Reward" } dd {
                     (decimal(one.reward, 3))
@@ -283,6 +286,7 @@ mod tests {
             run_id: Some(id),
             step: Some(3),
             typed_tokens: Some(9),
+            teacher: Some(Uuid::nil()),
             decided_at: Some(now),
             surface: Some("chat".into()),
             reward: Some(0.75),
@@ -318,7 +322,7 @@ mod tests {
             "step 3",
             "of the turn alone 0.500",
             "decided by <b>accept</b>",
-            "on what its user typed (9 tokens)",
+            "on what its user typed (9 tokens, sent by key 00000000-0000-0000-0000-000000000000)",
             "this one",
             "1 of 2 turns (50%)",
             "declining was forbidden",
