@@ -190,10 +190,7 @@ async fn trajectories_accumulated_before_a_pause_are_accumulated_again() {
     world.insert_all(&cohort[..5], "champion").await;
     world.settled().await;
     world.pin(2, world.base).await;
-    eventually("the run pauses", SOON, async || {
-        world.status().await.filter(|(status, _)| status == "paused")
-    })
-    .await;
+    world.paused().await;
     assert!(world.dispositions().await.is_empty(), "nothing was decided");
     world.follow(3, world.base, 0).await;
     world.insert_all(&cohort[5..], "champion").await;
@@ -404,12 +401,8 @@ async fn a_pinned_champion_pauses_the_run_until_it_follows_again() {
     world.pin(1, world.base).await;
     world.insert_all(&world.sample(world.base, 8).await, "champion").await;
     let running = world.run(world.options());
-    let reason = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        (status == "paused").then_some(reason)
-    })
-    .await;
-    assert!(reason.unwrap().starts_with("champion is pinned to version"));
+    let reason = world.paused().await;
+    assert!(reason.starts_with("champion is pinned to version"));
     world.settled().await;
     assert!(world.dispositions().await.is_empty(), "nothing is decided meanwhile");
     world.follow(2, world.base, 0).await;
@@ -435,12 +428,7 @@ async fn a_broken_guard_publishes_nothing_and_records_the_reason() {
     running.stop().await;
     let running = world.run(options);
     world.insert_all(&world.sample(world.base, 16).await, "champion").await;
-    let reason = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        (status == "paused").then_some(reason)
-    })
-    .await
-    .unwrap();
+    let reason = world.paused().await;
     assert!(reason.contains("KL(old‖new)"), "{reason}");
     world.settled().await;
     running.stop().await;

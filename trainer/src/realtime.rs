@@ -121,7 +121,8 @@ async fn execute(trainer: &Trainer, learner: &Handle, shutdown: &CancellationTok
     if options.demonstration_share_max > 0.0
         && let Err(why) = typed::Encoder::new(&executor.model_limits)
     {
-        executor.release(Status::Paused, &why).await?;
+        let reason = format!("{why}; or set trainer.realtime.demonstration_share_max to 0, then resume the run");
+        executor.release(Status::Paused, &reason).await?;
         return Ok(End::Idle);
     }
     trainer.publisher.announce(executor.head).await;

@@ -258,12 +258,7 @@ async fn log_probabilities_that_are_wrong_for_everybody_pause_the_run() {
     }
     world.insert_all(&all, "champion").await;
     let running = world.run(world.options());
-    let reason = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        (status == "paused").then_some(reason)
-    })
-    .await
-    .unwrap();
+    let reason = world.paused().await;
     running.stop().await;
     assert!(reason.contains("on every replica (replica-0, replica-1)"), "{reason}");
     assert_eq!(world.line().await, (world.base, 0));

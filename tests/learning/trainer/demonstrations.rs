@@ -284,12 +284,8 @@ async fn a_run_whose_version_cannot_encode_what_is_typed_pauses_and_says_why() {
     options.realtime.step.loss = Loss::Verdicts { weight_max: 20.0 };
     options.realtime.demonstration_share_max = 0.5;
     let running = world.run(options);
-    let (status, reason) = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        reason.map(|reason| (status, reason))
-    })
-    .await;
+    let reason = world.paused().await;
     running.stop().await;
-    assert_eq!(status, "paused");
     assert!(reason.contains("demonstrations need"), "{reason}");
+    assert!(reason.contains("demonstration_share_max to 0"), "{reason}");
 }

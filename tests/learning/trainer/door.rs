@@ -732,11 +732,7 @@ async fn a_launched_trainer_is_started_again_and_ends_with_its_run() {
     }];
     options.check().unwrap();
     let running = world.run(options.clone());
-    let paused = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        (status == "paused").then(|| reason.unwrap_or_default())
-    })
-    .await;
+    let paused = world.paused().await;
     assert!(paused.contains("ended 2 times in a row"), "{paused}");
     let ends: Vec<String> = world
         .events()

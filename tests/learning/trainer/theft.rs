@@ -228,12 +228,7 @@ async fn a_trainer_whose_key_is_revoked_pauses_and_goes_on_with_the_next_key() {
     };
     assert!(store.revoke(&revocation, &root, &folder).await.unwrap());
     world.insert_all(&cohort[4..], "champion").await;
-    let reason = eventually("the run pauses", SOON, async || {
-        let (status, reason) = world.status().await?;
-        (status == "paused").then_some(reason)
-    })
-    .await
-    .unwrap();
+    let reason = world.paused().await;
     assert!(reason.contains("may not sign versions"), "{reason}");
     running.stop().await;
     assert_eq!((world.line().await, world.steps().await), ((world.base, 0), 0));

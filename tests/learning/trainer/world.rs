@@ -559,6 +559,15 @@ impl World {
             .unwrap()
     }
 
+    /// Waits until the realtime run is paused. Returns the reason.
+    pub async fn paused(&self) -> String {
+        eventually("the run pauses", Duration::from_secs(60), async || {
+            let (status, reason) = self.status().await?;
+            (status == "paused").then(|| reason.unwrap_or_default())
+        })
+        .await
+    }
+
     pub async fn events(&self) -> Vec<String> {
         sqlx::query_scalar("select message from run_event order by id")
             .fetch_all(&self.stack.pool)

@@ -204,7 +204,9 @@ fn became(one: &Trajectory, uses: &[Used], now: OffsetDateTime) -> Markup {
                         ", " a href=(format!("/runs/{run}")) { "step " (step) }
                     }
                     @if let (Some(tokens), Some(key)) = (one.typed_tokens, one.teacher) {
-                        ", on what its user typed (" (tokens) " tokens, sent by key " (key) ")"
+                        ", on what its user typed (" (tokens) " tokens"
+                        @if !key.is_nil() { ", sent by key " (key) }
+                        ")"
                     }
                 }
                 dt { "Reward" } dd {
@@ -286,7 +288,7 @@ mod tests {
             run_id: Some(id),
             step: Some(3),
             typed_tokens: Some(9),
-            teacher: Some(Uuid::nil()),
+            teacher: Some(Uuid::max()),
             decided_at: Some(now),
             surface: Some("chat".into()),
             reward: Some(0.75),
@@ -322,7 +324,7 @@ mod tests {
             "step 3",
             "of the turn alone 0.500",
             "decided by <b>accept</b>",
-            "on what its user typed (9 tokens, sent by key 00000000-0000-0000-0000-000000000000)",
+            "on what its user typed (9 tokens, sent by key ffffffff-ffff-ffff-ffff-ffffffffffff)",
             "this one",
             "1 of 2 turns (50%)",
             "declining was forbidden",
